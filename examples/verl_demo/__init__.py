@@ -1,0 +1,1 @@
+"""A real verl rollout on a CPU with a scripted policy, recorded by otel-rollout."""

@@ -1,0 +1,1 @@
+"""Adapters: each translates the hooks of one framework into the public names."""

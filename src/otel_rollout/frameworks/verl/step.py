@@ -1,0 +1,146 @@
+"""The driver's side of a step: its span, which groups are sampled, and how both reach the workers."""
+
+import inspect
+import json
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from otel_rollout import semconv
+from otel_rollout.binding import current_binding
+from otel_rollout.frameworks.verl.switch import switch, turn_on_from
+from otel_rollout.guard import guard
+
+HINT: Final = "otel_rollout_step"
+"""Key under which the driver sends its step to the workers: a JSON text in the batch."""
+
+_remote: ContextVar[Context | None] = ContextVar("otel_rollout_verl_step", default=None)
+_carrier: Final = TraceContextTextMapPropagator()
+
+
+def remote_context() -> Context | None:
+    """A context whose span is the trainer's step, where the driver sent one."""
+    return _remote.get()
+
+
+def receive(hint: Any, meta: dict[str, Any]) -> None:
+    """On a worker: take what the driver says of the step."""
+    if not isinstance(hint, str):
+        return
+    said = json.loads(hint)
+    if "traceparent" in said:
+        _remote.set(_carrier.extract(said, context=Context()))
+    if said.get("cutoff") is not None:
+        from otel_rollout.sampling import announce_cutoff  # noqa: PLC0415  the SDK is slow to import
+
+        announce_cutoff(meta.get("global_steps"), int(said["cutoff"]), validate=bool(meta.get("validate", False)))
+
+
+def _start(manager: Any, number: Any, validate: bool, groups: list[str], rows: int) -> tuple[Any, str] | None:  # noqa: FBT001
+    if not turn_on_from(manager.config) and not switch.active:
+        return None
+    binding = current_binding()
+    if binding is None:
+        return None
+    attributes: dict[str, Any] = {
+        semconv.SPAN_KIND: semconv.KIND_CHAIN,
+        semconv.VALIDATE: validate,
+        semconv.STEP_GROUPS: len(set(groups)) or rows,
+        semconv.STEP_TRAJECTORIES: rows,
+    }
+    if isinstance(number, int) and number >= 0:
+        attributes[semconv.STEP] = number
+    span = binding.tracer.start_span(semconv.STEP_SPAN, context=Context(), attributes=attributes)
+    said: dict[str, Any] = {}
+    _carrier.inject(said, trace.set_span_in_context(span))
+    said["cutoff"] = _cutoff(groups)
+    return span, json.dumps(said)
+
+
+def _cutoff(groups: list[str]) -> int | None:
+    if os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() != "rollout_group" or not groups:
+        return None
+    from otel_rollout.sampling import cutoff_for, per_step  # noqa: PLC0415  the SDK is slow to import
+
+    try:
+        count = per_step(os.environ.get("OTEL_TRACES_SAMPLER_ARG"))
+    except ValueError:
+        return None
+    return None if count is None else cutoff_for(count, groups)
+
+
+def wrap_manager(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``AgentLoopManager.generate_sequences`` (trainer v0) inside a span of its own."""
+
+    def generate_sequences(self: Any, prompts: Any) -> Any:
+        started = None
+        with guard("open the trainer's step"):
+            columns, meta = prompts.non_tensor_batch, prompts.meta_info
+            groups = _group_ids(self.config, columns, meta)
+            started = _start(self, meta.get("global_steps"), bool(meta.get("validate", False)), groups, len(prompts))
+            if started is not None:
+                meta[HINT] = started[1]
+        try:
+            result = original(self, prompts)
+        except BaseException:
+            _finish(started, prompts)
+            raise
+        if not inspect.isawaitable(result):
+            _finish(started, prompts)
+            return result
+
+        async def awaited() -> Any:
+            try:
+                return await result
+            finally:
+                _finish(started, prompts)
+
+        return awaited()
+
+    return generate_sequences
+
+
+def _group_ids(config: Any, columns: Any, meta: dict[str, Any]) -> list[str]:
+    if "uid" in columns:
+        return [str(uid) for uid in columns["uid"]]
+    experiment = config.trainer.get("experiment_name") or ""
+    return [f"{experiment}/{meta.get('global_steps', '')}/{index}" for index in columns.get("index", ())]
+
+
+def _finish(started: Any, prompts: Any) -> None:
+    if started is None:
+        return
+    with guard("close the trainer's step"):
+        prompts.meta_info.pop(HINT, None)
+        started[0].end()
+
+
+def wrap_manager_tq(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``AgentLoopManagerTQ.generate_sequences`` (trainer v1, the default): the step's span covers its dispatch."""
+
+    def generate_sequences(self: Any, prompts: Any) -> Any:
+        started = None
+        with guard("open the trainer's step"):
+            groups = [str(uid) for uid in prompts["uid"]]
+            validate = bool(prompts["validate"]) if "validate" in prompts else False
+            started = _start(self, int(prompts["global_steps"]), validate, groups, len(groups))
+            if started is not None:
+                from tensordict import NonTensorData  # noqa: PLC0415  comes with verl
+
+                prompts[HINT] = NonTensorData(started[1])
+        try:
+            return original(self, prompts)
+        finally:
+            if started is not None:
+                with guard("close the trainer's step"):
+                    prompts.pop(HINT, None)
+                    started[0].end()
+
+    return generate_sequences
+
+

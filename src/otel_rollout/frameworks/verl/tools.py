@@ -1,0 +1,127 @@
+"""Every tool call of ToolAgentLoop, whatever its class, with the failures that the loop swallows and hands to the model."""
+
+import functools
+import json
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+from otel_rollout import semconv
+from otel_rollout.content import text, to_json
+from otel_rollout.frameworks.verl.switch import switch
+from otel_rollout.guard import guard
+from otel_rollout.op import Call, instrument
+from otel_rollout.recorders import Tool
+from otel_rollout.trajectory import error_type, record_error
+
+UNKNOWN_TOOL: Final = "unknown_tool"
+INVALID_ARGUMENTS: Final = "invalid_json"
+TOOL_ERROR: Final = "tool_error"
+_SWALLOWED: Final = "Error executing tool "
+_error: ContextVar[list[BaseException] | None] = ContextVar("otel_rollout_verl_tool_error", default=None)
+
+
+class VerlTool(Tool):
+    """``ToolAgentLoop._call_tool``: name, arguments, response, tool reward, and ``error.type`` where it failed."""
+
+    def begin(self, call: Call, args: tuple[Any, ...]) -> bool:
+        """Look at the call before the loop does: is the tool known, are the arguments JSON?"""
+        loop, asked, data = args[0], call.arguments["tool_call"], call.arguments.get("agent_data")
+        known = getattr(data, "_active_tools", loop.tools)
+        call.notes = (asked, known.get(asked.name), [])
+        super().begin(call, args)
+        if asked.tool_call_id is not None:
+            call.attributes[semconv.TOOL_CALL_ID] = asked.tool_call_id
+        tool = known.get(asked.name)
+        if tool is not None:
+            _watch(type(tool))
+        _error.set(call.notes[2])
+        return True
+
+    def tool_name(self, call: Call) -> str:
+        """The name that the model asked for."""
+        return text(str(call.notes[0].name), 128)
+
+    def tool_label(self, call: Call) -> str:
+        """The tool's name, or one name for all that do not exist."""
+        return super().tool_label(call) if call.notes[1] is not None else UNKNOWN_TOOL
+
+    def tool_arguments(self, call: Call) -> str:
+        """The arguments as the model wrote them."""
+        return text(str(call.notes[0].arguments))
+
+    def failure(self, call: Call, result: Any) -> str | None:
+        """What went wrong where ToolAgentLoop made a message of it."""
+        asked, tool, errors = call.notes
+        if tool is None:
+            return UNKNOWN_TOOL
+        if not _is_json(asked.arguments):
+            return INVALID_ARGUMENTS
+        said = getattr(result[0], "text", None) or ""
+        if said.startswith(f"{_SWALLOWED}'{asked.name}': "):
+            return error_type(errors[0]) if errors else TOOL_ERROR
+        return None
+
+    def end(self, call: Call, result: Any) -> None:
+        """Write response, reward and failure."""
+        response, reward, _ = result
+        if call.binding.settings.content:
+            call.span.set_attribute(semconv.TOOL_CALL_RESULT, _response_text(response, images=call.binding.settings.images))
+        if isinstance(reward, int | float):
+            call.span.set_attribute(semconv.TOOL_REWARD, float(reward))
+        failed = self.failure(call, result)
+        if failed is None:
+            return
+        errors = call.notes[2]
+        if errors and failed == error_type(errors[0]):
+            record_error(call.span, errors[0])
+        else:
+            from opentelemetry.trace import StatusCode  # noqa: PLC0415
+
+            call.span.set_attribute(semconv.ERROR_TYPE, failed)
+            call.span.set_status(StatusCode.ERROR, text(getattr(response, "text", None) or failed, 1024))
+
+
+def _is_json(arguments: Any) -> bool:
+    try:
+        json.loads(arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _response_text(response: Any, *, images: bool) -> str:
+    media = {name: value for name in ("image", "video") if (value := getattr(response, name, None)) is not None}
+    if not media:
+        return text(getattr(response, "text", None) or "")
+    return to_json({"text": getattr(response, "text", None), **media}, images=images)
+
+
+def wrap_call_tool(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``ToolAgentLoop._call_tool`` as an op."""
+    return instrument(original, VerlTool(), gate=lambda: switch.active)
+
+
+def note_errors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember what a tool raises for the call around it: ToolAgentLoop keeps only its text."""
+
+    @functools.wraps(original)
+    async def noted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await original(*args, **kwargs)
+        except Exception as error:
+            errors = _error.get()
+            if errors is not None:
+                errors.append(error)
+            raise
+
+    noted.notes_errors = True  # type: ignore[attr-defined]
+    return noted
+
+
+@guard("watch a tool")
+def _watch(kind: type) -> None:
+    for name in ("create", "execute"):
+        method = getattr(kind, name, None)
+        if method is not None and not getattr(method, "notes_errors", False):
+            setattr(kind, name, note_errors(method))
