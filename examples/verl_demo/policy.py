@@ -14,6 +14,9 @@ CACHE_BLOCK = 16
 FIRST_TOKEN_SECONDS = 0.03
 TOKEN_SECONDS = 0.001
 
+Said = tuple[int, float]
+"""A token id and its log-probability."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
@@ -66,13 +69,15 @@ class ScriptedServer:
         cached = self._cached_tokens(conversation, prompt_ids)
         # vLLM's server limits a turn the same way, and reports a cut one as "completed" too.
         limit = max(1, min(self.response_length, self.length - len(prompt_ids)))
-        token_ids = (await self._tokens(conversation, prompt_ids))[:limit]
+        said = (await self._say(conversation, prompt_ids))[:limit]
+        token_ids = [token for token, _ in said]
         conversation.tokens = prompt_ids + token_ids
         conversation.turns += 1
         self.open.append(conversation)
         await asyncio.sleep(FIRST_TOKEN_SECONDS + TOKEN_SECONDS * len(token_ids))
         return TokenOutput(
             token_ids=token_ids,
+            log_probs=[logprob for _, logprob in said] if sampling_params.get("logprobs") else None,
             stop_reason="completed",
             num_preempted=int(conversation.sample == 2 and conversation.turns == 2),
             extra_fields={"global_steps": version, "num_cached_tokens": cached},
@@ -99,10 +104,11 @@ class ScriptedServer:
         seen = len(conversation.tokens) if conversation.turns else len(prompt_ids) - 1 if conversation.sample else 0
         return seen // CACHE_BLOCK * CACHE_BLOCK
 
-    async def _tokens(self, conversation: Conversation, prompt_ids: list[int]) -> list[int]:
+    async def _say(self, conversation: Conversation, prompt_ids: list[int]) -> list[Said]:
         text = conversation.plan.turns[min(conversation.turns, len(conversation.plan.turns) - 1)]
         ends = [] if conversation.plan.rambling else [self.tokenizer.eos_token_id]
-        return self.tokenizer.encode(text, add_special_tokens=False) + ends
+        # A script never says anything else, so each of its tokens has probability 1.
+        return [(token, 0.0) for token in self.tokenizer.encode(text, add_special_tokens=False) + ends]
 
 
 class RandomModelServer(ScriptedServer):
@@ -120,12 +126,12 @@ class RandomModelServer(ScriptedServer):
         reserved = len(self.tokenizer.get_added_vocab())
         self.suppressed = list(range(len(self.tokenizer) - reserved, self.model.config.vocab_size))
 
-    async def _tokens(self, conversation: Conversation, prompt_ids: list[int]) -> list[int]:
+    async def _say(self, conversation: Conversation, prompt_ids: list[int]) -> list[Said]:
         sampled = await asyncio.to_thread(self._sample, prompt_ids)
         newline = self.tokenizer.encode("\n", add_special_tokens=False)
-        return sampled + newline + await super()._tokens(conversation, prompt_ids)
+        return sampled + [(token, 0.0) for token in newline] + await super()._say(conversation, prompt_ids)
 
-    def _sample(self, prompt_ids: list[int]) -> list[int]:
+    def _sample(self, prompt_ids: list[int]) -> list[Said]:
         import torch
 
         prompt = torch.tensor([prompt_ids])
@@ -137,8 +143,12 @@ class RandomModelServer(ScriptedServer):
                 max_new_tokens=self.sampled_tokens,
                 min_new_tokens=self.sampled_tokens,
                 suppress_tokens=self.suppressed,
+                output_scores=True,
+                return_dict_in_generate=True,
             )
-        return output[0, len(prompt_ids) :].tolist()
+        tokens = output.sequences[0, len(prompt_ids) :]
+        logprobs = torch.cat(output.scores).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
 SERVERS: dict[str, type[ScriptedServer]] = {"scripted": ScriptedServer, "hf": RandomModelServer}

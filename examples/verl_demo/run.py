@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         environment=tracing_environment(traces, chosen.backend),
     )
     print(f"verl's real agent loop (trainer {chosen.trainer}) on this machine; the policy is {POLICIES[chosen.policy]}")
+    os.environ.update(plan.environment)  # this process is the trainer: verl is traced here too
     progress = Progress()
     try:
         run(plan, progress)

@@ -39,6 +39,11 @@ class Plan:
     environment: Mapping[str, str]
 
     @property
+    def model(self) -> Path:
+        """The model directory; its name is the name of the model in the traces."""
+        return self.work / ("random-qwen2" if self.policy == "hf" else "scripted-policy")
+
+    @property
     def trajectories(self) -> int:
         return self.steps * self.groups * settings.GROUP_SIZE + len(load_questions("test"))
 
@@ -66,15 +71,15 @@ def _prepare(plan: Plan, sandbox_url: str) -> Any:
 
     from verl_demo.tokenizer import write_model_dir
 
-    write_model_dir(plan.work / "model", weights=plan.policy == "hf")
+    write_model_dir(plan.model, weights=plan.policy == "hf")
     OmegaConf.save(settings.tool_config(sandbox_url), plan.work / "tools.yaml")
-    return start_policy(plan.policy, plan.work / "model")
+    return start_policy(plan.policy, plan.model)
 
 
 def _configure(plan: Plan) -> Any:
     import verl.experimental.agent_loop  # noqa: F401 - the import that takes long, under the progress line that says so
 
-    return settings.compose(settings.overrides(plan.work / "model", plan.work / "tools.yaml"))
+    return settings.compose(settings.overrides(plan.model, plan.work / "tools.yaml"))
 
 
 def _train(trainer: Any, server: Any, plan: Plan, progress: Progress) -> Iterator[StepResult]:

@@ -8,4 +8,12 @@ from otel_rollout.trajectory import Trajectory, current_trajectory, rollout_trac
 
 configure_on_first_use(configure)
 
-__all__ = ["Trajectory", "__version__", "configure", "current_trajectory", "flush", "rollout_trace_attr", "rollout_trace_op"]
+__all__ = [
+    "Trajectory",
+    "__version__",
+    "configure",
+    "current_trajectory",
+    "flush",
+    "rollout_trace_attr",
+    "rollout_trace_op",
+]

@@ -51,7 +51,7 @@ def unbind() -> None:
 
 
 def configure_on_first_use(function: Callable[[], None]) -> None:
-    """Call `function` before the first record if ``OTEL_TRACES_EXPORTER`` asks for one and nobody configured anything."""
+    """Call `function` before the first record if ``OTEL_TRACES_EXPORTER`` is set and nobody configured anything."""
     global _autoconfigure  # noqa: PLW0603
     _autoconfigure = function
 

@@ -258,7 +258,7 @@ def detail(trajectory: "TrajectoryView", *, with_tokens: bool) -> dict[str, Any]
     "--verl/--no-verl", default=None, help="Import verl and look at the hooks.  [default: if verl is installed]"
 )
 @click.option(
-    "--timeout", type=click.FloatRange(min=0.5), default=5.0, show_default=True, help="Seconds for each test span."
+    "--timeout", type=click.FloatRange(min=2.0), default=5.0, show_default=True, help="Seconds for each test span."
 )
 @click.option("--json", "as_json", is_flag=True, help="The findings as one JSON object.")
 def doctor(exporters: str | None, send: bool, verl: bool | None, timeout: float, as_json: bool) -> None:

@@ -35,7 +35,7 @@ MAX_PIXELS: Final = 1 << 22  # of all images in one value, because each byte is 
 
 _NODE: Final = 26  # no scalar and its comma is longer
 _LEAST: Final = 64  # any marker, cycle or empty container fits
-_MARK: Final = 48  # `,"…":"… [cut: 1000000000000 more items]"`
+_MARK: Final = 56  # `,"… #1000":"… [cut: 1000000000000 more items]"`
 _FLOOR: Final = 160  # what a long string is sure to get
 _SHORT: Final = 100  # characters of a string that is never a candidate for cutting while there is room
 _KEY: Final = 256
@@ -92,7 +92,7 @@ def to_json(value: Any, *, limit: int = DEFAULT_LIMIT, images: bool = False, num
             than ``LONG_NUMBERS`` always is.
     """
     with suppress(Exception):  # NaN, or a value that another thread changes: the walk deals with both
-        if _room_left(value, min(limit, MAX_NODES * _NODE) // 6, 4) >= 0:
+        if numbers >= LONG_NUMBERS and _room_left(value, min(limit, MAX_NODES * _NODE) // 6, 4) >= 0:
             quick = _encode(value)
             if quick.isascii() or _is_clean(quick):
                 return quick
@@ -177,7 +177,7 @@ class _Walk:
         self.limit = self.room = max(limit, LEAST_LIMIT)
         self.node = max(_NODE, self.limit // MAX_NODES)
         self.images = images
-        self.numbers = numbers
+        self.numbers = max(numbers, _HEAD)
         self.pixels = MAX_PIXELS
         self.long: list[tuple[Any, Any, str]] = []
         self.path: set[int] = set()
@@ -281,12 +281,11 @@ class _Walk:
         self.room -= 2 * self.node  # a container takes longer than a scalar
         keep += _MARK
         for key, item in items:
-            name = _key(key)
+            name = _unused(_key(key), out)
             cost = _json_size(name) + 4
             if self.room - keep - cost < _LEAST:
                 break
             self.room -= cost
-            name = _unused(name, out)
             out[name] = shown = self.value(item, keep, 100 * min(total - len(out), 64), depth + 1)
             if shown is _LONG:
                 self._put_off(out, name)
@@ -488,7 +487,8 @@ def _public(fields: dict[Any, Any]) -> dict[Any, Any]:
 
 def _object(value: Any) -> dict[Any, Any]:
     cls = type(value)
-    if _class_attribute(cls, "shape") is not None:  # arrays of jax, cupy, pandas, ...: on any device, so no values
+    if _class_attribute(cls, "shape") is not None and any(_class_attribute(cls, name) for name in ("dtype", "dtypes")):
+        # An array of jax, cupy, pandas, ...: on any device, so no values.
         return {"type": type_name(cls), **_read(value, "shape", "dtype")}
     fields = _public(_attributes(value))
     return {"class" if "type" in fields else "type": type_name(cls), **fields}

@@ -30,6 +30,8 @@ SAMPLER_GROUP: Final = "opentelemetry_traces_sampler"
 PLUGIN_GROUP: Final = "verl.plugins"
 PLUGIN: Final = "otel_rollout.frameworks.verl"
 VERL_TIMEOUT_S: Final = 120.0
+MIN_TIMEOUT_S: Final = 2.0
+"""The stock OTLP exporters say why they fail only when they have the time for a second attempt."""
 START_ALLOWANCE_S: Final = 20.0
 """Seconds beside the test span's own that a probe may take to start Python and import its exporter."""
 
@@ -45,6 +47,7 @@ _PACKAGES: Final = (
     "weave",
     "trackio",
 )
+_OTLP_BACKENDS: Final = ("jaeger", "tempo", "grafana", "phoenix", "langfuse", "signoz", "collector")
 _OTLP_PACKAGES: Final = {
     "otlp_proto_http": "pip install opentelemetry-exporter-otlp-proto-http",
     "otlp_proto_grpc": 'pip install "otel-rollout[grpc]"',
@@ -106,7 +109,7 @@ def diagnose(environ: Environ, *, send: bool = True, verl: bool | None = None, t
     if send:
         findings += send_test_spans(switch, environ, timeout_s)
     if verl if verl is not None else installed_version("verl") is not None:
-        findings += [*check_plugin(environ), *ask_verl(switch, environ)]
+        findings += [*check_plugin(environ), *ask_verl(environ)]
     return [
         Finding(
             topic=found.topic,
@@ -167,6 +170,12 @@ def check_switch(switch: Switch, environ: Environ) -> Iterator[Finding]:
             "(actor_rollout_ref.rollout.trace.backend=...), an own loop that calls configure() writes files.",
             fix="to decide: OTEL_TRACES_EXPORTER=otlp_file, or OTEL_EXPORTER_OTLP_ENDPOINT=http://host:4318",
         )
+    elif switch.decided_by in ENDPOINT_VARIABLES:
+        said = (
+            f"{switch.decided_by} sends what configure() traces to otlp. It does not switch verl's rollouts on: "
+            "that takes trace.backend=otel in verl's config, or OTEL_TRACES_EXPORTER=otlp."
+        )
+        yield Finding(topic=topic, level="ok", message=said)
     else:
         said = f"{switch.decided_by} switches tracing on: {', '.join(switch.exporters)}"
         yield Finding(topic=topic, level="ok", message=said)
@@ -194,6 +203,8 @@ def check_exporters(switch: Switch, environ: Environ) -> Iterator[Finding]:
             fix = _OTLP_PACKAGES[registered]
         elif name == OTLP_FILE:
             fix = "pip install otel-rollout (its entry points are not installed)"
+        elif name in _OTLP_BACKENDS:
+            fix = f"OTEL_TRACES_EXPORTER=otlp: {name} takes OTLP at its OTEL_EXPORTER_OTLP_ENDPOINT"
         else:
             near = difflib.get_close_matches(name, [*known, "otlp", *EXTRAS], n=1)
             known_names = ", ".join(sorted({*known, "otlp", *EXTRAS}))
@@ -408,12 +419,12 @@ def _send(name: str, environ: Environ, timeout_s: float) -> Finding:
     registered = entry_point_name(name, environ)
     place = _public_url(endpoint(registered, environ)[1]) if registered in _DEFAULT_ENDPOINTS else ""
     label = f"{name} → {place}" if place else name
-    child_environ = {**environ, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": f"{max(timeout_s - 0.5, 0.5):g}"}
+    child_environ = {**environ, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": f"{max(timeout_s, MIN_TIMEOUT_S):g}"}
     code = "from otel_rollout.doctor import probe; probe()"
     answer = _run([code, registered], child_environ, timeout_s + START_ALLOWANCE_S)
     topic = "Exporters"
     if answer is None:
-        said = f"{label}: no answer within {timeout_s:g} s"
+        said = f"{label}: no answer, ended after {timeout_s + START_ALLOWANCE_S:g} s"
         return Finding(topic=topic, level="error", message=said, fix=_TIMEOUT_FIX)
     if isinstance(answer, str):
         return Finding(
@@ -627,15 +638,19 @@ def check_plugin(environ: Environ) -> Iterator[Finding]:
     )
 
 
-def ask_verl(switch: Switch, environ: Environ) -> Iterator[Finding]:
-    """Import verl in a process of its own and say what our adapter reports."""
+_ASK_VERL: Final = f"""
+import json, sys
+import verl
+loaded = "{PLUGIN}" in sys.modules
+from {PLUGIN} import status
+print({_ANSWER!r} + json.dumps({{**status(load=True), "loaded": loaded}}, default=str), flush=True)
+"""
+
+
+def ask_verl(environ: Environ) -> Iterator[Finding]:
+    """Import verl in a process of its own and say what our adapter reports about its hooks."""
     topic = "verl"
-    code = (
-        "import json, verl\n"
-        f"from {PLUGIN} import status\n"
-        f"print({_ANSWER!r} + json.dumps(status(), default=str), flush=True)\n"
-    )
-    answer = _run([code], environ, VERL_TIMEOUT_S)
+    answer = _run([_ASK_VERL], environ, VERL_TIMEOUT_S)
     if answer is None:
         said = f"import verl did not end within {VERL_TIMEOUT_S:g} s."
         yield Finding(
@@ -643,31 +658,22 @@ def ask_verl(switch: Switch, environ: Environ) -> Iterator[Finding]:
         )
         return
     if isinstance(answer, str):
-        said = f"verl cannot be imported with the plugin: {answer}"
-        yield Finding(
-            topic=topic, level="error", message=said, fix=f"run `python -c 'import verl, {PLUGIN}'` for the whole trace"
-        )
+        fix = f"run `python -c 'import verl, {PLUGIN}'` for the whole trace"
+        yield Finding(topic=topic, level="error", message=f"verl cannot be imported with the plugin: {answer}", fix=fix)
         return
     name = f"verl {answer.get('verl_version') or installed_version('verl')}"
     missing = [str(hook) for hook in answer.get("missing") or ()]
-    if answer.get("active"):
-        yield Finding(topic=topic, level="ok", message=f"{name}: the hooks are in place.")
-    elif switch.disabled:
-        yield Finding(topic=topic, level="info", message=f"{name}: the hooks are not in place, because tracing is off.")
-    else:
-        reason = f" ({answer['reason']})" if answer.get("reason") else ""
-        said = f"{name}: the hooks are not in place{reason}; rollouts are not traced."
-        yield Finding(
-            topic=topic, level="error", message=said, fix="install a supported verl: pip install 'otel-rollout[verl]'"
-        )
+    applied = answer.get("applied") or ()
+    if not answer.get("loaded"):
+        said = f"{name}: import verl does not load the plugin; rollouts are not traced."
+        fix = "see above, or VERL_LOGGING_LEVEL=DEBUG: verl tells a plugin's failure only there"
+        yield Finding(topic=topic, level="error", message=said, fix=fix)
+    elif applied or not missing:
+        yield Finding(topic=topic, level="ok", message=f"{name} loads the plugin: {len(applied)} hooks are in place.")
     if missing:
-        said = f"{name}: not found and so not recorded: {', '.join(missing)}"
-        yield Finding(
-            topic=topic,
-            level="warning",
-            message=said,
-            fix="pip install 'otel-rollout[verl]' installs a version that works",
-        )
+        said = f"{name}: not found, so what it does is not recorded: {', '.join(missing)}"
+        fix = "pip install 'otel-rollout[verl]' installs a version that works, with what it needs"
+        yield Finding(topic=topic, level="warning" if applied else "error", message=said, fix=fix)
 
 
 _SECRET_NAME: Final = re.compile(r"KEY|TOKEN(?!S\b)|SECRET|PASSWORD|HEADERS|CREDENTIAL", re.IGNORECASE)
@@ -680,7 +686,8 @@ def mask(text: str, environ: Environ) -> str:
         if _SECRET_NAME.search(variable):
             parts = [item.partition("=")[2] for item in value.split(",")] if "HEADERS" in variable.upper() else [value]
             for secret in (part.strip() for part in parts):
-                for form in {secret, unquote(secret), unquote(secret).removeprefix("Bearer ")}:
+                # The longest first: the others are parts of it.
+                for form in (secret, unquote(secret), unquote(secret).rpartition(" ")[2]):
                     if len(form) > _SHORT:
                         text = text.replace(form, _MASK)
     return _URL_CREDENTIALS.sub(rf"\1{_MASK}@", text)

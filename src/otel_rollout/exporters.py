@@ -1,12 +1,13 @@
-"""Exporters by name: found among the installed entry points, built as the SDK builds them, with an error that names the fix."""
+"""Exporters by name: found among the installed entry points, with an error that names the fix."""
 
 import os
-from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opentelemetry.sdk.trace.export import SpanExporter
 
 GROUP: Final = "opentelemetry_traces_exporter"
@@ -21,7 +22,7 @@ class ExporterError(ValueError):
 
 
 def names_from_environment() -> list[str]:
-    """The exporters that the environment asks for: ``OTEL_TRACES_EXPORTER``, else OTLP where it has an endpoint, else a local file."""
+    """What ``OTEL_TRACES_EXPORTER`` names; without it OTLP where an endpoint is set, else a local file."""
     wanted = os.environ.get("OTEL_TRACES_EXPORTER", "")
     if wanted.strip():
         return split_names(wanted)
@@ -37,7 +38,9 @@ def split_names(names: str) -> list[str]:
 def protocol() -> str:
     """The OTLP protocol in force: ``http/protobuf`` unless the environment says ``grpc``."""
     return (
-        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
     ).strip()
 
 
@@ -52,7 +55,9 @@ def entry_point_name(name: str) -> str:
     try:
         return PROTOCOLS[protocol()]
     except KeyError:
-        raise ExporterError(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol()!r} is unknown; use {' or '.join(PROTOCOLS)}") from None
+        raise ExporterError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol()!r} is unknown; use {' or '.join(PROTOCOLS)}"
+        ) from None
 
 
 def known_names() -> list[str]:
@@ -74,7 +79,7 @@ def build(name: str) -> "SpanExporter":
         exporter: SpanExporter = found.load()()
     except ImportError as error:
         raise ExporterError(f"exporter {name!r} is installed but cannot be imported: {error}") from error
-    except Exception as error:  # noqa: BLE001  whatever its configuration makes it raise
+    except Exception as error:
         raise ExporterError(f"exporter {name!r} refuses its configuration: {type(error).__name__}: {error}") from error
     return exporter
 
@@ -83,7 +88,10 @@ def _missing(name: str, target: str) -> str:
     if name in EXTRAS:
         return f"exporter {name!r} is not installed; run: pip install 'otel-rollout[{name}]'"
     if target == PROTOCOLS["grpc"]:
-        return "OTLP over gRPC is not installed; run: pip install 'otel-rollout[grpc]' (or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf)"
+        return (
+            "OTLP over gRPC is not installed; run: pip install 'otel-rollout[grpc]' "
+            "(or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf)"
+        )
     return f"exporter {name!r} is unknown; known here: {', '.join(known_names())}"
 
 

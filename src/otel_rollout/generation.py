@@ -8,12 +8,13 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from otel_rollout import content, messages, semconv, tokens
+from otel_rollout.failure import error_type
+from otel_rollout.identity import scalar
 from otel_rollout.metrics import instruments
 from otel_rollout.recorders import Recorder
-from otel_rollout.trajectory import error_type, scalar
 
 if TYPE_CHECKING:
-    from otel_rollout.op import Call
+    from otel_rollout.call import Call
 
 _STANDARD: Final = {
     "temperature": ("temperature", float),
@@ -99,8 +100,9 @@ class Turn:
 class Generation(Recorder):
     """A generation: ``chat {model}`` where its messages are known, else ``text_completion {model}``.
 
-    Reads the arguments ``messages``, ``prompt_ids``, ``model``, ``sampling_params`` (or the single parameters) and results that are a
-    string, have ``token_ids``, or look like an OpenAI chat completion. Adapters override `request` and `response`.
+    Reads the arguments ``messages``, ``prompt_ids``, ``model``, ``sampling_params`` (or the single parameters) and
+    results that are a string, have ``token_ids``, or look like an OpenAI chat completion. Adapters override `request`
+    and `response`.
     """
 
     kind = semconv.KIND_LLM
@@ -181,7 +183,9 @@ class Generation(Recorder):
             return
         found = response_attributes(response)
         if response.messages is not None and call.binding.settings.content:
-            found[semconv.OUTPUT_MESSAGES] = messages.messages_json(response.messages, images=call.binding.settings.images)
+            found[semconv.OUTPUT_MESSAGES] = messages.messages_json(
+                response.messages, images=call.binding.settings.images
+            )
         if turn.opened is not None:
             found |= delta_attributes(call, turn.opened, response)
         call.span.set_attributes(found)
@@ -226,7 +230,6 @@ def _tally(call: "Call", turn: Turn, response: Response) -> None:
     trajectory.ledger.finish(turn.opened, response.token_ids if response.token_ids is not None else ())
     mismatch = turn.opened.mismatch
     if mismatch is not None:
-        tally.mismatches += 1
         trajectory.event(
             semconv.MISMATCH_EVENT,
             {
@@ -239,7 +242,7 @@ def _tally(call: "Call", turn: Turn, response: Response) -> None:
 
 
 def sampling_attributes(params: Mapping[str, Any]) -> dict[str, Any]:
-    """``gen_ai.request.*`` for the parameters that have a standard name, the rest as JSON in ``rollout.sampling_params``."""
+    """``gen_ai.request.*`` where a parameter has a standard name, the rest as JSON in ``rollout.sampling_params``."""
     found: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for key, value in params.items():
@@ -279,7 +282,10 @@ def response_attributes(response: Response) -> dict[str, Any]:
 def delta_attributes(call: "Call", opened: tokens.OpenTurn, response: Response) -> dict[str, Any]:
     """``rollout.token_delta.*``: only the tokens that this turn adds."""
     mode = call.binding.settings.tokens
-    found: dict[str, Any] = {semconv.DELTA_PREFIX_LENGTH: opened.prefix_length, semconv.DELTA_PREFIX_HASH: opened.prefix_hash}
+    found: dict[str, Any] = {
+        semconv.DELTA_PREFIX_LENGTH: opened.prefix_length,
+        semconv.DELTA_PREFIX_HASH: opened.prefix_hash,
+    }
     if opened.rebased:
         found[semconv.DELTA_REBASED] = True
     if mode not in ("ids", "full"):

@@ -1,4 +1,4 @@
-"""Runs our own code so that it cannot fail the host: what goes wrong is counted, logged once per place, and swallowed."""
+"""Runs our own code so that it cannot fail the host: failures are counted, logged once per place, and swallowed."""
 
 import functools
 import logging
@@ -32,10 +32,13 @@ class guard:  # noqa: N801  (reads as a statement: `with guard("encode"):`)
     def __init__(self, place: str) -> None:
         self.place = place
 
-    def __enter__(self) -> "guard":
-        return self
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Swallow what is an error of ours; cancellation and interrupts pass."""
         if error is None or not isinstance(error, Exception):
             return False
         if os.environ.get(RERAISE) == "1":
@@ -53,6 +56,8 @@ class guard:  # noqa: N801  (reads as a statement: `with guard("encode"):`)
         return True
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """Guard each call of a function; a call that fails gives ``None``."""
+
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
             with self:
@@ -72,5 +77,5 @@ def warn_once(key: str, message: str, *args: Any, exc_info: BaseException | None
     _said.add(key)
     try:
         logger.warning(message, *args, exc_info=exc_info)
-    except Exception:  # noqa: BLE001  a broken log handler of the host must not reach the rollout
+    except Exception:
         failures["log"] += 1

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from otel_rollout.content import (
@@ -22,12 +22,14 @@ from otel_rollout.content import (
 
 MESSAGES_LIMIT: Final = 1024 * 1024
 MAX_MESSAGES: Final = 1024
+MAX_PARTS: Final = 256
 PARSED_ARGUMENTS: Final = 64 * 1024  # characters; parsing more would be felt on the event loop
 HASHED_DATA: Final = 2_000_000
 
 _MESSAGE_NODES: Final = 12
 _PART_NODES: Final = 8
 _NAME: Final = 64
+_UNREADABLE: Final = "… [cut: the messages could not be read]"
 _MODALITIES: Final = ("image", "video", "audio")
 _KEPT: Final = ("name", "finish_reason")
 
@@ -45,17 +47,18 @@ def genai_messages(messages: Any, *, limit: int = MESSAGES_LIMIT, images: bool =
             ones are left out. What is cut says so.
         images: record the content of images (base64), not only size and hash.
     """
-    shown: list[dict[str, Any]] = plain(_records(messages, limit, images), limit=limit, images=images)
-    return shown
+    shown = plain(_records(messages, limit, images), limit=limit, images=images)
+    return shown if type(shown) is list else [_marker(_UNREADABLE)]
 
 
 def messages_json(messages: Any, *, limit: int = MESSAGES_LIMIT, images: bool = False) -> str:
     """Return `genai_messages` as a JSON list of at most ``max(limit, LEAST_LIMIT)`` bytes."""
-    return to_json(_records(messages, limit, images), limit=limit, images=images)
+    shown = to_json(_records(messages, limit, images), limit=limit, images=images)
+    return shown if shown[0] == "[" else f"[{to_json(_marker(_UNREADABLE))}]"
 
 
 def assistant_message(
-    content: str, tool_calls: Iterable[Any] = (), *, finish_reason: str | None = None
+    content: str, tool_calls: Sequence[Any] = (), *, finish_reason: str | None = None
 ) -> dict[str, Any]:
     """Return what a policy answered as a message with parts.
 
@@ -64,7 +67,7 @@ def assistant_message(
         tool_calls: ``{"id"?, "name", "arguments"}`` or OpenAI's ``{"id"?, "function": {…}}``, as dicts or objects.
         finish_reason: why the generation stopped, if it is known.
     """
-    message = {"role": "assistant", "content": content, "tool_calls": list(tool_calls), "finish_reason": finish_reason}
+    message = {"role": "assistant", "content": content, "tool_calls": tool_calls, "finish_reason": finish_reason}
     return genai_messages([message])[0]
 
 
@@ -96,7 +99,7 @@ def _items(value: Any) -> list[Any]:
         return [value]
     if is_a(value, "builtins.list"):
         return list.__getitem__(value, slice(None))
-    if is_a(value, "numpy.ndarray") and value.ndim:
+    if is_a(value, "numpy.ndarray") and value.ndim and value.dtype.hasobject:
         return _items(value.tolist())
     if is_a(value, "builtins.tuple", "collections.deque") and not hasattr(type(value), "_fields"):
         return list(value)
@@ -170,20 +173,33 @@ def _all_parts(message: Any, role: str | None, images: bool) -> list[dict[str, A
     reasoning = _string(_get(message, "reasoning_content")) or _string(_get(message, "reasoning"))
     parts = [{"type": "reasoning", "content": reasoning}] if reasoning else []
     parts += _content_parts(content, images)
-    return parts + [_tool_call(call) for call in _items(_get(message, "tool_calls"))]
+    return parts + _some(_get(message, "tool_calls"), _tool_call)
+
+
+def _some(items: Any, show: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    found = _items(items)
+    shown = [show(item) for item in found[:MAX_PARTS] if item is not None and _string(item) != ""]
+    left_out = len(found) - MAX_PARTS
+    return shown + ([{"type": "text", "content": f"… [cut: {left_out} parts]"}] if left_out > 0 else [])
 
 
 def _content_parts(content: Any, images: bool) -> list[dict[str, Any]]:
-    return [_part(item, images) for item in _items(content) if item is not None and _string(item) != ""]
+    return _some(content, lambda part: _part(part, images))
 
 
 def _response(content: Any, images: bool) -> Any:
-    """What a tool answered: its text, or its parts if there is more than text."""
+    """What a tool answered: its text, or its parts if there is more than text; data of another shape stays as it is."""
     if not is_a(content, "builtins.list", "builtins.tuple"):
+        return content
+    if not all(_is_part(item) for item in _items(content)[:MAX_PARTS]):
         return content
     parts = _content_parts(content, images)
     only_text = [part["content"] for part in parts if part["type"] == "text"]
     return only_text[0] if len(only_text) == len(parts) == 1 else _parts(parts)
+
+
+def _is_part(item: Any) -> bool:
+    return is_a(item, "builtins.str", "PIL.Image.Image") or _string(_get(item, "type")) is not None
 
 
 def _identified(part: dict[str, Any], identity: Any, **fields: Any) -> dict[str, Any]:

@@ -2,24 +2,15 @@
 
 import functools
 import inspect
-import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, overload
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind
-
-from otel_rollout import semconv
-from otel_rollout.binding import Binding, current_binding
+from otel_rollout import streams
+from otel_rollout.call import Op
 from otel_rollout.generation import Generation
-from otel_rollout.guard import guard
 from otel_rollout.recorders import Agent, Chain, Evaluator, Recorder, Tool
-from otel_rollout.trajectory import Trajectory, current_trajectory, record_error
 
 F = TypeVar("F", bound=Callable[..., Any])
-_STREAM_ITEMS: Final = 1000
 _KINDS: Final[dict[str, Recorder]] = {
     "chain": Chain(),
     "tool": Tool(),
@@ -27,190 +18,6 @@ _KINDS: Final[dict[str, Recorder]] = {
     "agent": Agent(),
     "evaluator": Evaluator(),
 }
-_call: Final[ContextVar["Call | None"]] = ContextVar("otel_rollout_call", default=None)
-
-
-def current_call() -> "Call | None":
-    """The op that the calling code runs in, or ``None``."""
-    return _call.get()
-
-
-class Call:
-    """One call of an op: what a recorder reads from and writes to.
-
-    Attributes:
-        op: the function's description.
-        trajectory: the trajectory it belongs to; ``None`` outside any.
-        arguments: the bound inputs by parameter name, without ``self``.
-        parent: the op that this one runs in.
-        name, span_kind, attributes: of the span about to start; set by the recorder's ``begin``.
-        span: the span; not recording where the trajectory is sampled out.
-        started, ended: epoch nanoseconds; `seconds` is the duration.
-        held: True while somebody else will end the span with `end_span`.
-        notes: whatever a recorder keeps from ``begin`` to ``end``.
-        silent: True where the call is measured but gets no span.
-        partial: what a stream had yielded when it failed or was closed.
-    """
-
-    __slots__ = (
-        "_clock", "_tokens", "arguments", "attributes", "binding", "ended", "held", "name", "notes", "op", "parent", "partial", "seconds", "silent",
-        "span", "span_kind", "started", "trajectory",
-    )  # fmt: skip
-
-    def __init__(self, op: "Op", trajectory: Trajectory | None, binding: Binding, arguments: dict[str, Any]) -> None:
-        self.op, self.trajectory, self.binding, self.arguments = op, trajectory, binding, arguments
-        self.parent = _call.get()
-        self.name, self.span_kind = op.name, SpanKind.INTERNAL
-        self.attributes: dict[str, Any] = {}
-        self.span: Span = trace.INVALID_SPAN
-        self.held, self.silent, self.seconds = False, False, 0.0
-        self.ended: int | None = None
-        self.notes: Any = None
-        self.partial: list[Any] | None = None
-        self._tokens: tuple[Any, Any] | None = None
-
-    @property
-    def recording(self) -> bool:
-        """Whether the span keeps what is written to it."""
-        return self.span.is_recording()
-
-    @property
-    def context(self) -> otel_context.Context:
-        """OpenTelemetry context of the span, for exemplars and children."""
-        return trace.set_span_in_context(self.span)
-
-    def start(self) -> None:
-        """Start the span as a child of the current one."""
-        self.started, self._clock = time.time_ns(), time.perf_counter()
-        if self.silent or (self.trajectory is not None and not self.trajectory.recording):
-            return
-        tracer = self.binding.tracer if self.trajectory is None else self.trajectory.tracer
-        if tracer is not None:
-            self.attributes[semconv.CODE_FUNCTION_NAME] = self.op.code_name
-            self.span = tracer.start_span(self.name, kind=self.span_kind, attributes=self.attributes, start_time=self.started)
-
-    def enter(self) -> None:
-        """Make this the current op and its span the current span."""
-        span_token = otel_context.attach(self.context) if self.recording else None
-        self._tokens = (_call.set(self), span_token)
-
-    def leave(self) -> None:
-        """Undo `enter`."""
-        tokens, self._tokens = self._tokens, None
-        if tokens is not None:
-            with guard("leave an op"):
-                if tokens[1] is not None:
-                    otel_context.detach(tokens[1])
-                _call.reset(tokens[0])
-
-    def succeed(self, result: Any) -> None:
-        """The function returned `result`."""
-        self._stop()
-        with guard("record the result of an op"):
-            self.op.recorder.count(self, result, None)
-        if self.recording:
-            with guard("describe the result of an op"):
-                self.op.recorder.end(self, result)
-            if not self.held:
-                self.end_span()
-
-    def fail(self, error: BaseException) -> None:
-        """The function raised `error`; a generator that was closed early has not failed."""
-        self._stop()
-        with guard("record the failure of an op"):
-            self.op.recorder.count(self, None, error)
-        if self.recording:
-            with guard("describe the failure of an op"):
-                if not isinstance(error, GeneratorExit):
-                    record_error(self.span, error, self.trajectory)
-                self.op.recorder.fail(self, error)
-            self.end_span()
-
-    def end_span(self) -> None:
-        """End the span at the time the function ended, however late this is called."""
-        self.held = False
-        with guard("end the span of an op"):
-            self.span.end(self.ended)
-
-    def _stop(self) -> None:
-        self.seconds = time.perf_counter() - self._clock
-        self.ended = self.started + int(self.seconds * 1e9)
-        self.leave()
-
-
-class Op:
-    """A decorated function: its name, how its inputs are bound, and how its calls are recorded.
-
-    Args:
-        function: what is decorated.
-        recorder: how its calls look as spans.
-        name: span name, or the tool's, agent's or reward's name for those kinds; by default from the function.
-        off: called instead of `function` where nothing is recorded.
-        gate: asked first; False records nothing.
-    """
-
-    __slots__ = ("_defaults", "_names", "_skip_first", "_varargs", "_varkw", "code_name", "function", "gate", "name", "off", "recorder", "short_name")
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        recorder: Recorder,
-        name: str | None = None,
-        off: Callable[..., Any] | None = None,
-        gate: Callable[[], bool] | None = None,
-    ) -> None:
-        self.function, self.recorder, self.off, self.gate = function, recorder, off or function, gate
-        qualname = getattr(function, "__qualname__", type(function).__qualname__)
-        self.code_name = f"{getattr(function, '__module__', None) or ''}.{qualname}".lstrip(".")
-        self.name = name or qualname
-        self.short_name = name or getattr(function, "__name__", qualname)
-        self._read_signature(function)
-
-    def __reduce__(self) -> Any:
-        return Op, (self.function, self.recorder, self.short_name if self.name == self.short_name else None, self.off, self.gate)
-
-    def _read_signature(self, function: Callable[..., Any]) -> None:
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):  # a builtin without a signature
-            parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
-        by_kind = {kind: [p.name for p in parameters if p.kind is kind] for kind in {p.kind for p in parameters}}
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._names = [p.name for p in parameters if p.kind in positional]
-        self._skip_first = bool(self._names) and self._names[0] in ("self", "cls")
-        self._defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-        self._varargs = next(iter(by_kind.get(inspect.Parameter.VAR_POSITIONAL, ())), None)
-        self._varkw = next(iter(by_kind.get(inspect.Parameter.VAR_KEYWORD, ())), None)
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Inputs by parameter name, defaults included, without ``self``; keywords of ``**kwargs`` stand beside the others."""
-        bound = dict(zip(self._names, args, strict=False))
-        if self._varargs is not None and len(args) > len(self._names):
-            bound[self._varargs] = args[len(self._names) :]
-        bound.update(kwargs)
-        for name, default in self._defaults.items():
-            bound.setdefault(name, default)
-        if self._skip_first:
-            bound.pop(self._names[0], None)
-        return bound
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """Start recording a call; ``None`` where nothing is recorded."""
-        if self.gate is not None and not self.gate():
-            return None
-        trajectory = current_trajectory()
-        if trajectory is None:
-            binding = current_binding()
-        else:
-            binding = trajectory.binding if trajectory.active else None
-        if binding is None:
-            return None
-        with guard("start the span of an op"):
-            call = Call(self, trajectory, binding, self.bind(args, kwargs))
-            if self.recorder.begin(call, args):
-                call.start()
-                return call
-        return None
 
 
 def instrument(
@@ -228,14 +35,16 @@ def instrument(
     """
     if isinstance(function, classmethod | staticmethod):
         kind = type(function)
-        return kind(instrument(function.__func__, recorder, name=name, off=off, gate=gate))  # type: ignore[return-value]
+        return kind(instrument(function.__func__, recorder, name=name, off=off, gate=gate))
     if inspect.isclass(function) or not callable(function):
-        raise TypeError(f"rollout_trace_op decorates functions and methods, not {function!r}: decorate the methods to be traced")
+        raise TypeError(
+            f"rollout_trace_op decorates functions and methods, not {function!r}: decorate the methods to be traced"
+        )
     op = Op(function, recorder, name, off, gate)
     if inspect.isasyncgenfunction(function):
-        wrapper = _async_generator(op)
+        wrapper = streams.async_generator(op)
     elif inspect.isgeneratorfunction(function):
-        wrapper = _generator(op)
+        wrapper = streams.generator(op)
     elif inspect.iscoroutinefunction(function):
         wrapper = _coroutine(op)
     else:
@@ -277,91 +86,6 @@ def _coroutine(op: Op) -> Callable[..., Any]:
     return traced
 
 
-class _Seen(list[Any]):
-    """What a stream yielded: the first items, and how many more there were."""
-
-    more = 0
-
-    def note(self, item: Any) -> None:
-        if len(self) < _STREAM_ITEMS:
-            self.append(item)
-        else:
-            self.more += 1
-
-    def result(self) -> list[Any]:
-        return [*self, f"… [cut: {self.more} more items]"] if self.more else list(self)
-
-
-def _generator(op: Op) -> Callable[..., Any]:
-    def traced(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        call = op.begin(args, kwargs)
-        if call is None:
-            return (yield from op.off(*args, **kwargs))
-        seen, stream = _Seen(), op.function(*args, **kwargs)
-        resume, sent = stream.send, None
-        try:
-            while True:
-                call.enter()
-                try:
-                    item = resume(sent)
-                except StopIteration as stop:
-                    call.succeed(seen.result())
-                    return stop.value
-                call.leave()
-                seen.note(item)
-                try:
-                    resume, sent = stream.send, (yield item)
-                except GeneratorExit:
-                    call.enter()
-                    stream.close()
-                    raise
-                except BaseException as error:  # noqa: BLE001  thrown in by the consumer: the function's to handle
-                    resume, sent = stream.throw, error
-        except BaseException as error:
-            if call.ended is None:
-                call.partial = seen.result()
-                call.fail(error)
-            raise
-
-    return traced
-
-
-def _async_generator(op: Op) -> Callable[..., Any]:
-    async def traced(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        call = op.begin(args, kwargs)
-        seen, stream = _Seen(), (op.off if call is None else op.function)(*args, **kwargs)
-        resume, sent = stream.asend, None
-        try:
-            while True:
-                if call is not None:
-                    call.enter()
-                try:
-                    item = await resume(sent)
-                except StopAsyncIteration:
-                    if call is not None:
-                        call.succeed(seen.result())
-                    return
-                if call is not None:
-                    call.leave()
-                    seen.note(item)
-                try:
-                    resume, sent = stream.asend, (yield item)
-                except GeneratorExit:
-                    if call is not None:
-                        call.enter()
-                    await stream.aclose()
-                    raise
-                except BaseException as error:  # noqa: BLE001  thrown in by the consumer: the function's to handle
-                    resume, sent = stream.athrow, error
-        except BaseException as error:
-            if call is not None and call.ended is None:
-                call.partial = seen.result()
-                call.fail(error)
-            raise
-
-    return traced
-
-
 @overload
 def rollout_trace_op(func: F, /) -> F: ...
 @overload
@@ -369,8 +93,8 @@ def rollout_trace_op(func: None = None, /, *, name: str | None = None, kind: str
 def rollout_trace_op(func: Any = None, /, *, name: str | None = None, kind: str = "chain") -> Any:
     """Record each call of a function as a span of the trajectory that it runs in (a plain span outside any).
 
-    Use bare or with arguments, on functions, methods, classmethods and staticmethods; sync, async, generator, async generator.
-    The function's result, exceptions and cancellation reach the caller unchanged.
+    Use bare or with arguments, on functions, methods, classmethods and staticmethods; sync, async, generator, async
+    generator. The function's result, exceptions and cancellation reach the caller unchanged.
 
     Args:
         func: the function, when used bare.

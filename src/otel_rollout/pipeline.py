@@ -4,8 +4,8 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics, trace
@@ -15,11 +15,13 @@ from otel_rollout import exporters as found
 from otel_rollout import metrics as instruments
 from otel_rollout.binding import Binding
 from otel_rollout.guard import guard, logger, warn_once
+from otel_rollout.idle import idle
 from otel_rollout.late import late
 from otel_rollout.settings import Settings
-from otel_rollout.trajectory import idle
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from otel_rollout.processor import RolloutSpanProcessor
@@ -54,21 +56,21 @@ def configure(
     framework: str | None = None,
     framework_version: str | None = None,
 ) -> None:
-    """Set up where trajectories go. Everything not given comes from OpenTelemetry's environment; call it once per process.
+    """Set up where trajectories go. What is not given comes from OpenTelemetry's environment; call it once per process.
 
-    A tracer provider that the host has set is used as it is: its own exporters stay, those named here are added to it. Without
-    one, this sets the global provider. Calling it again fills in what was not known before; what contradicts the first call is
-    said in a warning and ignored.
+    A tracer provider that the host has set is used as it is: its own exporters stay, those named here are added to it.
+    Without one, this sets the global provider. Calling it again fills in what was not known before; what contradicts
+    the first call is said in a warning and ignored.
 
     Args:
         project_name, experiment_name: the training run; become attributes of every trajectory.
-        exporters: names as in ``OTEL_TRACES_EXPORTER`` (``"otlp,mlflow"``), or a list of names and exporter objects. By default
-            that variable; without it ``otlp`` if an OTLP endpoint is set, else ``otlp_file``: a local file, no server.
+        exporters: names as in ``OTEL_TRACES_EXPORTER`` (``"otlp,mlflow"``), or a list of names and exporter objects. By
+            default that variable; without it ``otlp`` if an endpoint is set, else ``otlp_file``: a file, no server.
         tracer_provider, meter_provider: instead of the global ones.
         framework, framework_version: who runs the rollouts; adapters of frameworks fill this in.
 
     Raises:
-        ExporterError: an exporter given in `exporters` is unknown or not installed; a ``ValueError`` of one line that names the fix.
+        ExporterError: one given in `exporters` is unknown or not installed; a ``ValueError`` that names the fix.
     """
     global _pipeline  # noqa: PLW0603  one pipeline a process
     names = {
@@ -89,7 +91,9 @@ def configure(
         _attach_provider(pipeline, tracer_provider, built, project_name)
         _attach_metrics(pipeline, meter_provider, [name for name, _ in built])
         tracer = bindings.scoped_tracer(pipeline.provider)
-        pipeline.binding = None if tracer is None else Binding(tracer=tracer, settings=Settings.from_environment(), **names)
+        pipeline.binding = (
+            None if tracer is None else Binding(tracer=tracer, settings=Settings.from_environment(), **names)
+        )
         _pipeline = pipeline
         bindings.bind(pipeline.binding)
         instruments.bind(pipeline.meter_provider)
@@ -123,9 +127,12 @@ def _build_exporters(wanted: Any, *, has_host: bool) -> "list[tuple[str, SpanExp
 
 
 def _attach_provider(
-    pipeline: _Pipeline, given: trace.TracerProvider | None, built: "list[tuple[str, SpanExporter]]", project_name: str | None
+    pipeline: _Pipeline,
+    given: trace.TracerProvider | None,
+    built: "list[tuple[str, SpanExporter]]",
+    project_name: str | None,
 ) -> None:
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415  the SDK is slow to import
+    from opentelemetry.sdk.trace import TracerProvider
 
     pipeline.provider = _host_provider(given)
     if pipeline.provider is None:
@@ -136,10 +143,12 @@ def _attach_provider(
 
 
 def _add_processors(pipeline: _Pipeline, built: "list[tuple[str, SpanExporter]]") -> None:
-    from otel_rollout.processor import RolloutSpanProcessor  # noqa: PLC0415  the SDK is slow to import
+    from otel_rollout.processor import RolloutSpanProcessor
 
     for name, exporter in built:
-        processor = RolloutSpanProcessor(exporter, name=name, busy=_busy, shutdown_timeout=_SHUTDOWN_SECONDS, **_queue_settings())
+        processor = RolloutSpanProcessor(
+            exporter, name=name, busy=_busy, shutdown_timeout=_SHUTDOWN_SECONDS, **_queue_settings()
+        )
         pipeline.provider.add_span_processor(processor)
         pipeline.processors.append(processor)
         pipeline.names.append(name)
@@ -174,17 +183,19 @@ def _queue_settings() -> dict[str, Any]:
 def _sampler() -> Any:
     name = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
     if name == "rollout_group":
-        from otel_rollout.sampling import RolloutGroupSampler  # noqa: PLC0415  the SDK is slow to import
+        from otel_rollout.sampling import RolloutGroupSampler
 
         return RolloutGroupSampler(os.environ.get("OTEL_TRACES_SAMPLER_ARG"))
     return None
 
 
 def _resource(project_name: str | None) -> Any:
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  the SDK is slow to import
+    from opentelemetry.sdk.resources import Resource
 
     own: dict[str, Any] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    ):
         own["service.name"] = project_name or "otel-rollout"
     return Resource(own).merge(Resource.create({})) if "service.name" not in own else Resource.create(own)
 
@@ -196,27 +207,36 @@ def _attach_metrics(pipeline: _Pipeline, given: metrics.MeterProvider | None, na
     wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp" if "otlp" in names else "none")
     readers = [reader for name in found.split_names(wanted) if (reader := _metric_reader(name)) is not None]
     if readers:
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  the SDK is slow to import
+        from opentelemetry.sdk.metrics import MeterProvider
 
         pipeline.meter_provider = MeterProvider(readers, resource=pipeline.provider.resource, shutdown_on_exit=False)
 
 
 def _metric_reader(name: str) -> Any:
-    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader  # noqa: PLC0415  slow to import
+    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
     try:
         target = found.entry_point_name(name)
-        point = next(iter(found.entry_points(group="opentelemetry_metrics_exporter", name=target)))
+        point = next(iter(entry_points(group="opentelemetry_metrics_exporter", name=target)))
         exporter = point.load()()
-    except Exception as error:  # noqa: BLE001  unknown, not installed, or refuses its configuration
-        warn_once(f"metrics:{name}", "metrics exporter %r cannot be used (%s); metrics are not exported there", name, error or type(error).__name__)
+    except Exception as error:
+        warn_once(
+            f"metrics:{name}",
+            "metrics exporter %r cannot be used (%s); metrics are not exported there",
+            name,
+            type(error).__name__,
+        )
         return None
     return exporter if isinstance(exporter, MetricReader) else PeriodicExportingMetricReader(exporter)
 
 
-def _extend(pipeline: _Pipeline, names: dict[str, str | None], wanted: Any, provider: trace.TracerProvider | None) -> None:
+def _extend(
+    pipeline: _Pipeline, names: dict[str, str | None], wanted: Any, provider: trace.TracerProvider | None
+) -> None:
     if provider is not None and provider is not pipeline.provider:
-        warn_once("configure:provider", "configure() was called before with another tracer provider; the first one stays")
+        warn_once(
+            "configure:provider", "configure() was called before with another tracer provider; the first one stays"
+        )
     if wanted is not None:
         new = [item for item in found.resolve(wanted) if item not in pipeline.names or not isinstance(item, str)]
         _add_processors(pipeline, _build_exporters(new, has_host=False))
@@ -225,16 +245,23 @@ def _extend(pipeline: _Pipeline, names: dict[str, str | None], wanted: Any, prov
     for name, value in names.items():
         known = getattr(pipeline.binding, name)
         if value is not None and known is not None and value != known:
-            warn_once(f"configure:{name}", "configure(%s=%r) comes after %s=%r: the first one stays", name, value, name, known)
+            warn_once(
+                f"configure:{name}", "configure(%s=%r) comes after %s=%r: the first one stays", name, value, name, known
+            )
         elif value is not None:
-            pipeline.binding = replace(pipeline.binding, **{name: value})
+            changes: dict[str, Any] = {name: value}
+            pipeline.binding = replace(pipeline.binding, **changes)
     bindings.bind(pipeline.binding)
 
 
 def _warn_of_limits() -> None:
     for variable in _LENGTH_LIMITS:
         if os.environ.get(variable, "").strip():
-            warn_once(variable, "%s is set: it cuts JSON texts and token strings so that they cannot be read back; unset it", variable)
+            warn_once(
+                variable,
+                "%s is set: it cuts JSON and token strings so that they cannot be read back; unset it",
+                variable,
+            )
 
 
 @guard("look for the OTLP endpoint")
@@ -248,7 +275,8 @@ def _probe() -> None:
         socket.create_connection(address, timeout=3).close()
     except OSError as error:
         warn_once(
-            "otlp:endpoint", "nothing answers at the OTLP endpoint %s:%d (%s); rollouts go on, their spans wait and are then dropped",
+            "otlp:endpoint",
+            "nothing answers at the OTLP endpoint %s:%d (%s); rollouts go on, their spans wait and are then dropped",
             *address, error,
         )  # fmt: skip
 
@@ -279,7 +307,7 @@ def flush(timeout: float = 30.0) -> bool:
 
 def shutdown() -> None:
     """Deliver what is queued, for a bounded time, and stop; called at exit. A later `configure` starts anew."""
-    global _pipeline  # noqa: PLW0603
+    global _pipeline
     with _lock:
         pipeline, _pipeline = _pipeline, None
         if pipeline is None:

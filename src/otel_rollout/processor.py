@@ -27,8 +27,8 @@ _PACKED: Final = (semconv.DELTA_PROMPT, semconv.DELTA_COMPLETION, semconv.DELTA_
 class RolloutSpanProcessor(SpanProcessor):
     """Hands ended spans to an exporter in batches, from its own thread.
 
-    The thread works in small portions and rests between them while trajectories run, so that an event loop in the same process
-    never waits long for the interpreter.
+    The thread works in small portions and rests between them while trajectories run, so that an event loop in the same
+    process never waits long for the interpreter.
 
     Args:
         exporter: where the spans go.
@@ -104,7 +104,8 @@ class RolloutSpanProcessor(SpanProcessor):
 
     def _work(self) -> None:
         # What an exporter does (an HTTP call) is not part of any trajectory.
-        otel_context.attach(otel_context.set_value(otel_context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001  the SDK's own
+        key = otel_context._SUPPRESS_INSTRUMENTATION_KEY  # noqa: SLF001  the SDK has no public name for it
+        otel_context.attach(otel_context.set_value(key, value=True))
         while True:
             with self._changed:
                 if not self._hurry and not self._closed:
@@ -118,7 +119,8 @@ class RolloutSpanProcessor(SpanProcessor):
                 return
 
     def _next_batch(self) -> list[ReadableSpan]:
-        batch, size = [], 0
+        batch: list[ReadableSpan] = []
+        size = 0
         with self._changed:
             while self._queue and len(batch) < self._batch_limits[0]:
                 if batch and size + self._queue[0][1] > self._batch_limits[1]:
@@ -151,16 +153,22 @@ class RolloutSpanProcessor(SpanProcessor):
         labels = {semconv.LABEL_EXPORTER: self.name, semconv.LABEL_OUTCOME: outcome}
         if reason == "queue_full":
             warn_once(
-                f"{self.name}:full", "exporter %s is too slow: its queue is full (%d spans or %d MiB) and the oldest spans are dropped",
+                f"{self.name}:full",
+                "exporter %s is too slow: its queue is full (%d spans or %d MiB) and the oldest spans are dropped",
                 self.name, self._limits[0], self._limits[1] // MEGABYTE,
             )  # fmt: skip
         elif reason is not None:
             warn_once(
-                f"{self.name}:failed", "exporter %s could not deliver %d spans and they are dropped; `otel-rollout doctor` says why",
+                f"{self.name}:failed",
+                "exporter %s could not deliver %d spans and they are dropped; `otel-rollout doctor` says why",
                 self.name, number,
             )  # fmt: skip
         with guard("count exported spans"):
-            instruments().add(semconv.METRIC_EXPORT_SPANS, number, labels if reason is None else {**labels, semconv.LABEL_REASON: reason})
+            instruments().add(
+                semconv.METRIC_EXPORT_SPANS,
+                number,
+                labels if reason is None else {**labels, semconv.LABEL_REASON: reason},
+            )
 
     def hurry(self) -> None:
         """Empty the queue soon, without waiting for it."""
@@ -169,14 +177,17 @@ class RolloutSpanProcessor(SpanProcessor):
             self._changed.notify_all()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Wait until all spans that ended before this call went through the exporter; False if the time ran out first."""
+        """Wait until all spans that ended before this call went through the exporter; False if time ran out."""
         deadline = time.monotonic() + timeout_millis / 1000
         done = late.flush(timeout_millis / 1000)
         goal = self._accepted
         self.hurry()
         with self._changed:
             while self._finished < goal and self._thread is not None and self._thread.is_alive():
-                if not self._changed.wait(max(0.0, min(0.05, deadline - time.monotonic()))) and time.monotonic() >= deadline:
+                if (
+                    not self._changed.wait(max(0.0, min(0.05, deadline - time.monotonic())))
+                    and time.monotonic() >= deadline
+                ):
                     return False
                 self._hurry = True
         return done
@@ -217,9 +228,9 @@ def _compacted(span: ReadableSpan) -> ReadableSpan:
         if key in short:
             short[key] = tokens.compact(str(short[key]))
     return ReadableSpan(
-        name=span.name, context=span.context, parent=span.parent, resource=span.resource, attributes=short, events=span.events,
-        links=span.links, kind=span.kind, status=span.status, start_time=span.start_time, end_time=span.end_time,
-        instrumentation_scope=span.instrumentation_scope,
+        name=span.name, context=span.context, parent=span.parent, resource=span.resource, attributes=short,
+        events=span.events, links=span.links, kind=span.kind, status=span.status,
+        start_time=span.start_time, end_time=span.end_time, instrumentation_scope=span.instrumentation_scope,
     )  # fmt: skip
 
 

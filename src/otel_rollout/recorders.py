@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_rollout import semconv
 from otel_rollout.content import to_json
+from otel_rollout.failure import error_type
 from otel_rollout.metrics import instruments
-from otel_rollout.trajectory import describe_reward, error_type
+from otel_rollout.trajectory import describe_reward
 
 if TYPE_CHECKING:
-    from otel_rollout.op import Call
+    from otel_rollout.call import Call
 
 
 class Recorder:
@@ -35,7 +36,7 @@ class Recorder:
     def count(self, call: "Call", result: Any, error: BaseException | None) -> None:  # noqa: ARG002  for subclasses
         """Add the ended call to counts and metrics; also called where the trajectory is sampled out."""
         if self.phase is not None and call.trajectory is not None:
-            call.trajectory.tally.seconds[self.phase] += call.seconds
+            call.trajectory.tally.spent(self.phase, call.seconds)
 
     def end(self, call: "Call", result: Any) -> None:
         """Write the result on the span."""
@@ -116,7 +117,7 @@ class Tool(Recorder):
         return to_json(call.arguments, images=call.binding.settings.images)
 
     def failure(self, call: "Call", result: Any) -> str | None:  # noqa: ARG002  for subclasses
-        """The ``error.type`` of a failure that the framework swallowed and handed to the model; ``None`` if there was none."""
+        """The ``error.type`` of a failure that the framework swallowed; ``None`` if there was none."""
         return None
 
     def count(self, call: "Call", result: Any, error: BaseException | None) -> None:

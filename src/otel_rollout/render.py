@@ -41,7 +41,9 @@ def trajectory_table(
         narrow: one space between columns instead of two, so that it fits in 80 columns.
     """
     padding = 0 if narrow else (0, 1, 0, 0)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False
+    )
     for name in ("step", "sample", "n"):
         table.add_column(name, justify="right", no_wrap=True, overflow="ellipsis", max_width=12)
     table.add_column("val", justify="center", no_wrap=True)

@@ -93,7 +93,7 @@ class RolloutGroupSampler(Sampler):
     """``OTEL_TRACES_SAMPLER=rollout_group``: all trajectories of a group are kept, or none.
 
     Args:
-        argument: the share of groups to keep, 0..1, or ``"N/step"`` for N groups of each step (training and validation apart).
+        argument: the share of groups to keep, 0..1, or ``"N/step"`` for N groups of each step (validation apart).
             With ``N/step`` and no `announce_cutoff` (an own loop), each process keeps the first N groups that it sees.
             ``OTEL_TRACES_SAMPLER_ARG``; all groups if it is missing or not understood.
     """
@@ -103,11 +103,15 @@ class RolloutGroupSampler(Sampler):
             self._count = per_step(argument)
             self._cutoff = _WHOLE if self._count is not None or argument is None else int(float(argument) * _WHOLE)
         except ValueError:
-            warn_once("sampler", "OTEL_TRACES_SAMPLER_ARG=%r: use a share such as 0.1 or a number such as 4/step; all groups are kept", argument)
+            warn_once(
+                "sampler",
+                "OTEL_TRACES_SAMPLER_ARG=%r: use a share such as 0.1 or a number such as 4/step; all groups are kept",
+                argument,
+            )
             self._count, self._cutoff = None, _WHOLE
         self._text = "all" if argument is None else str(argument)
 
-    def should_sample(  # noqa: PLR0913  the SDK's signature
+    def should_sample(
         self,
         parent_context: Context | None,
         trace_id: int,
@@ -120,10 +124,11 @@ class RolloutGroupSampler(Sampler):
         """Follow the parent; decide at the root, by its group (by its trace where it has none)."""
         parent = trace.get_current_span(parent_context).get_span_context()
         if parent.is_valid:
-            kept, state = parent.trace_flags.sampled, parent.trace_state
+            kept, trace_state = parent.trace_flags.sampled, parent.trace_state
         else:
-            kept, state = self._keeps(parent_context, trace_id, attributes or {}), trace_state
-        return SamplingResult(Decision.RECORD_AND_SAMPLE if kept else Decision.DROP, attributes if kept else None, state)
+            kept = self._keeps(parent_context, trace_id, attributes or {})
+        decision = Decision.RECORD_AND_SAMPLE if kept else Decision.DROP
+        return SamplingResult(decision, attributes if kept else None, trace_state)
 
     def _keeps(self, context: Context | None, trace_id: int, attributes: Mapping[str, Any]) -> bool:
         identity: Any = get_value(semconv.CONTEXT_IDENTITY, context) or attributes
@@ -132,7 +137,9 @@ class RolloutGroupSampler(Sampler):
             return group_hash(group if group is not None else f"{trace_id:032x}") < self._cutoff
         if group is None:
             return True
-        return _announced.keeps((identity.get(semconv.STEP), bool(identity.get(semconv.VALIDATE))), str(group), self._count)
+        return _announced.keeps(
+            (identity.get(semconv.STEP), bool(identity.get(semconv.VALIDATE))), str(group), self._count
+        )
 
     def get_description(self) -> str:
         """Name and argument, as the SDK shows it."""

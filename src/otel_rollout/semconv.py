@@ -1,6 +1,6 @@
 """Every attribute, span, event and metric name that otel-rollout writes, once.
 
-Standard names follow the OpenTelemetry GenAI semantic conventions (Development); ``rollout.*`` is used where they have none.
+Standard names follow the OpenTelemetry GenAI semantic conventions (Development); ``rollout.*`` where they have none.
 """
 
 from typing import Final
@@ -131,7 +131,7 @@ METRIC_TOKENS: Final = "rollout.trajectory.tokens"
 METRIC_REWARD: Final = "rollout.reward"
 METRIC_POLICY_LAG: Final = "rollout.policy.lag"
 METRIC_PREEMPTIONS: Final = "rollout.preemptions"
-METRIC_TOKEN_MISMATCHES: Final = "rollout.token_mismatches"
+METRIC_TOKEN_MISMATCHES: Final = "rollout.token_mismatches"  # noqa: S105  no password
 METRIC_TIME: Final = "rollout.time"
 METRIC_EXPORT_SPANS: Final = "rollout.export.spans"
 LABEL_REWARD_NAME: Final = "rollout.reward_name"

@@ -34,11 +34,18 @@ class Settings:
         """Read the settings; a value that is not understood is said once and ignored."""
         content = environ.get(CAPTURE_CONTENT, "").strip().upper()
         if content and content not in CONTENT_ON + CONTENT_OFF:
-            warn_once(content, "%s=%s is not understood (use NO_CONTENT or SPAN_ONLY); content is captured", CAPTURE_CONTENT, content)
+            warn_once(
+                content,
+                "%s=%s is not understood (use NO_CONTENT or SPAN_ONLY); content is captured",
+                CAPTURE_CONTENT,
+                content,
+            )
         captured = content not in CONTENT_OFF
         tokens = environ.get(CAPTURE_TOKENS, "").strip().lower()
         if tokens and tokens not in MODES:
-            warn_once(tokens, "%s=%s is not one of %s; the default is used", CAPTURE_TOKENS, tokens, "|".join(MODES))
+            warn_once(
+                CAPTURE_TOKENS, "%s=%s is not one of %s; the default is used", CAPTURE_TOKENS, tokens, "|".join(MODES)
+            )
             tokens = ""
         images = environ.get(CAPTURE_IMAGES, "").strip().lower() in ("1", "true")
         return cls(content=captured, tokens=tokens or ("ids" if captured else "counts"), images=images)

@@ -40,7 +40,7 @@ def encode(values: "Sequence[int] | Sequence[float] | array[Any]", dtype: str = 
 def compact(text: str) -> str:
     """Rewrite what `encode` wrote as ``"<dtype>.shuf.zlib;base64,<data>"`` where that is shorter.
 
-    The bytes are grouped by significance (all lowest bytes first) and compressed: about 3 characters a token instead of 5.3.
+    The bytes are grouped by significance (all lowest first) and compressed: about 3 characters a token instead of 5.3.
     Meant for the exporting thread: the compressor lets go of the GIL, which an event loop pays for with a wait.
     """
     head = _FORM.match(text)
@@ -144,7 +144,7 @@ class Mismatch:
     """A prompt that does not extend what the trajectory had seen.
 
     Attributes:
-        position: index of the first token that differs; the length of the shorter one where one is a prefix of the other.
+        position: index of the first token that differs; the prompt's length where it is a prefix of what was seen.
         expected_hash: hash of the tokens seen so far.
         actual_hash: hash of as many tokens of the prompt.
     """
@@ -199,15 +199,27 @@ class TokenLedger:
             delta = pack(prompt[known:])
             digest = _hash(delta, self._digest)
             return OpenTurn(
-                prefix_length=known, prefix_hash=self._digest.hexdigest(), delta=delta, mismatch=None, prompt_digest=digest, base=seen
+                prefix_length=known,
+                prefix_hash=self._digest.hexdigest(),
+                delta=delta,
+                mismatch=None,
+                prompt_digest=digest,
+                base=seen,
             )
-        position = next((at for at, (old, new) in enumerate(zip(seen, prompt, strict=False)) if old != new), len(prompt))
+        position = next(
+            (at for at, (old, new) in enumerate(zip(seen, prompt, strict=False)) if old != new), len(prompt)
+        )
         mismatch = Mismatch(
             position=position, expected_hash=self._digest.hexdigest(), actual_hash=prefix_hash(prompt[:known])
         )
         delta = pack(prompt)
         return OpenTurn(
-            prefix_length=0, prefix_hash=prefix_hash(()), delta=delta, mismatch=mismatch, prompt_digest=_hash(delta), base=[]
+            prefix_length=0,
+            prefix_hash=prefix_hash(()),
+            delta=delta,
+            mismatch=mismatch,
+            prompt_digest=_hash(delta),
+            base=[],
         )
 
     def finish(self, turn: OpenTurn, completion_ids: Sequence[int]) -> "array[Any]":

@@ -64,5 +64,11 @@ def test_the_sdist_holds_what_the_wheel_is_built_from(built):
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "src/otel_rollout/__init__.py"} <= names
-    assert not [name for name in names if name.startswith(("tests", "examples", "."))] or names & {".gitignore"}
+    assert {"src/otel_rollout/__init__.py", "src/otel_rollout/py.typed"} <= names
+    assert {name.partition("/")[0] for name in names} - {"", ".gitignore", "PKG-INFO"} == {
+        "CHANGELOG.md",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        "src",
+    }

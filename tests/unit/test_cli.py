@@ -55,7 +55,9 @@ def write_trajectory(tracer, *, status, reward, tool_error=None, long_text="", f
         tracer.start_span("chat policy", here, attributes=attributes).end()
         seen = prompt + completion
         if number == 1:
-            tool = tracer.start_span("execute_tool calc", here, attributes={kind: semconv.KIND_TOOL, semconv.TOOL_NAME: "calc"})
+            tool = tracer.start_span(
+                "execute_tool calc", here, attributes={kind: semconv.KIND_TOOL, semconv.TOOL_NAME: "calc"}
+            )
             tool.set_attribute(semconv.TOOL_CALL_ARGUMENTS, '{"expression": "3+4"}')
             tool.set_attribute(semconv.TOOL_CALL_RESULT, '"the result is 7"' if not tool_error else '"failed"')
             if tool_error:
@@ -63,7 +65,9 @@ def write_trajectory(tracer, *, status, reward, tool_error=None, long_text="", f
                 tool.set_status(Status(StatusCode.ERROR, "the sandbox is gone"))
             tool.end()
     if finished:
-        root.set_attributes({semconv.STATUS: status, semconv.TURNS: 2, semconv.TOOL_CALLS: 1, semconv.RESPONSE_TOKENS: 3})
+        root.set_attributes(
+            {semconv.STATUS: status, semconv.TURNS: 2, semconv.TOOL_CALLS: 1, semconv.RESPONSE_TOKENS: 3}
+        )
         root.set_attributes({semconv.TOOL_ERRORS: int(bool(tool_error)), semconv.REWARD: reward})
         root.set_attribute("rollout.rewards.format", 0.5)
         root.end()
@@ -84,9 +88,18 @@ def traces(tmp_path):
     plan = [
         ({"step": 1, "sample_index": 3, "rollout_n": 0, "group_id": "a"}, {"status": "completed", "reward": 1.0}),
         ({"step": 1, "sample_index": 3, "rollout_n": 1, "group_id": "a"}, {"status": "truncated", "reward": 0.0}),
-        ({"step": 2, "sample_index": 10, "rollout_n": 0, "group_id": "b"}, {"status": "error", "reward": -1.0, "tool_error": "Timeout"}),
-        ({"step": 2, "sample_index": "a-uuid-of-36-chars", "rollout_n": 0, "validate": True}, {"status": "completed", "reward": 0.25}),
-        ({"step": 2, "sample_index": 11, "rollout_n": 0, "group_id": "b"}, {"status": "", "reward": 0, "finished": False}),
+        (
+            {"step": 2, "sample_index": 10, "rollout_n": 0, "group_id": "b"},
+            {"status": "error", "reward": -1.0, "tool_error": "Timeout"},
+        ),
+        (
+            {"step": 2, "sample_index": "a-uuid-of-36-chars", "rollout_n": 0, "validate": True},
+            {"status": "completed", "reward": 0.25},
+        ),
+        (
+            {"step": 2, "sample_index": 11, "rollout_n": 0, "group_id": "b"},
+            {"status": "", "reward": 0, "finished": False},
+        ),
     ]
     for number, (identity, outcome) in enumerate(plan):
         long_text = "".join(f"\nline {line}" for line in range(40)) if number == 1 else "\x1b[31m[bold]red"
@@ -115,12 +128,28 @@ def rows(result):
 def test_several_are_a_table_in_order_of_step_and_sample(run):
     result = run()
     head, *lines = rows(result)
-    assert head == ["step", "sample", "n", "val", "turns", "tools", "errors", "tokens", "reward", "status", "seconds", "trace"]
+    assert head == [
+        "step",
+        "sample",
+        "n",
+        "val",
+        "turns",
+        "tools",
+        "errors",
+        "tokens",
+        "reward",
+        "status",
+        "seconds",
+        "trace",
+    ]
     assert [line[:3] for line in lines[:4]] == [["1", "3", "0"], ["1", "3", "1"], ["2", "10", "0"], ["2", "11", "0"]]
     assert lines[0][3:9] == ["2", "1", "0", "3", "1", "completed"]
     assert "✓" in lines[4]
     assert "unfinished" in lines[3]
-    assert "5 trajectories · 2 groups · mean reward 0.0625 · 2 completed · 1 truncated · 1 error · 1 unfinished" in result.stdout
+    assert (
+        "5 trajectories · 2 groups · mean reward 0.0625 · 2 completed · 1 truncated · 1 error · 1 unfinished"
+        in result.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +176,9 @@ def test_sort_and_limit(run):
     assert worst[4][-3] == "unfinished"  # no reward: last either way
 
 
-@pytest.mark.parametrize("arguments", [["--validate"], ["--sample-index", "a-uuid-of-36-chars"], ["--trajectory", "traj-3"]])
+@pytest.mark.parametrize(
+    "arguments", [["--validate"], ["--sample-index", "a-uuid-of-36-chars"], ["--trajectory", "traj-3"]]
+)
 def test_a_single_match_is_a_tree(run, arguments):
     out = run(*arguments).stdout
     assert "invoke_agent tool_agent  completed  reward 0.25  2 turns · 1 tool call · 3 tokens" in out
@@ -213,7 +244,9 @@ def test_no_match_and_no_trajectory_say_what_to_do(run, traces):
     result = run("--step", "99")
     assert result.exit_code == 1
     assert "none of the 5 trajectories" in result.stderr
-    (traces / "other.jsonl").write_text('{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"00","spanId":"1","name":"x"}]}]}]}\n')
+    (traces / "other.jsonl").write_text(
+        '{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"00","spanId":"1","name":"x"}]}]}]}\n'
+    )
     lone = run(path=traces / "other.jsonl")
     assert lone.exit_code == 1
     assert "none of them belongs to a trajectory" in lone.stderr
@@ -221,7 +254,11 @@ def test_no_match_and_no_trajectory_say_what_to_do(run, traces):
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
-    [("nowhere.jsonl", None, "does not exist"), ("empty.jsonl", "", "is empty"), ("text.jsonl", "a,b\n1,2\n", "no OTLP JSON lines")],
+    [
+        ("nowhere.jsonl", None, "does not exist"),
+        ("empty.jsonl", "", "is empty"),
+        ("text.jsonl", "a,b\n1,2\n", "no OTLP JSON lines"),
+    ],
 )
 def test_a_bad_path_is_one_clear_error(run, traces, name, content, words):
     if content is not None:

@@ -43,7 +43,9 @@ class Recorder:
 
     def tracer(self, **identity):
         tracer = copy.copy(self.provider.get_tracer(semconv.SCOPE))
-        tracer.resource = self.provider.resource.merge(Resource({f"rollout.{key}": value for key, value in identity.items()}))
+        tracer.resource = self.provider.resource.merge(
+            Resource({f"rollout.{key}": value for key, value in identity.items()})
+        )
         return tracer
 
     def trajectory(self, turns, *, root=True, extra=None, **identity):
@@ -104,7 +106,9 @@ def through_a_file(spans):
 def test_a_span_is_the_same_from_the_sdk_and_from_a_file(recorder):
     def extra(tracer, here, root):
         root.add_event("rollout.token_mismatch", {"rollout.token_mismatch.position": 3})
-        tool = tracer.start_span("execute_tool calc", here, attributes={semconv.SPAN_KIND: semconv.KIND_TOOL, "x": [1, 2]})
+        tool = tracer.start_span(
+            "execute_tool calc", here, attributes={semconv.SPAN_KIND: semconv.KIND_TOOL, "x": [1, 2]}
+        )
         tool.set_attribute("nested", {"a": [None, {"b": b"\x01"}]})
         tool.set_status(Status(StatusCode.ERROR, "broke"))
         tool.end()
@@ -212,10 +216,16 @@ def test_spans_sent_twice_count_once_and_order_does_not_matter(recorder):
 
 def test_segments_belong_to_their_turn(recorder):
     def extra(tracer, here, _root):
-        generation = tracer.start_span("chat policy", here, attributes={semconv.SPAN_KIND: semconv.KIND_LLM, semconv.TURN: 1})
+        generation = tracer.start_span(
+            "chat policy", here, attributes={semconv.SPAN_KIND: semconv.KIND_LLM, semconv.TURN: 1}
+        )
         inside = trace.set_span_in_context(generation)
         for segment in (1, 2):
-            attributes = {semconv.SPAN_KIND: semconv.KIND_LLM, semconv.SEGMENT: segment, semconv.POLICY_VERSION: segment}
+            attributes = {
+                semconv.SPAN_KIND: semconv.KIND_LLM,
+                semconv.SEGMENT: segment,
+                semconv.POLICY_VERSION: segment,
+            }
             tracer.start_span("chat policy", inside, attributes=attributes).end()
         generation.end()
 
@@ -274,7 +284,14 @@ def test_a_damaged_mask_is_flagged(recorder, runs):
 
 
 def test_a_missing_turn_gives_an_error_and_never_wrong_ids(recorder):
-    recorder.trajectory([([1], [2], None, None), ([1, 2, 3], [4], None, None), ([1, 2, 3, 4, 5], [6], None, None), ([9], [8], None, None)])
+    recorder.trajectory(
+        [
+            ([1], [2], None, None),
+            ([1, 2, 3], [4], None, None),
+            ([1, 2, 3, 4, 5], [6], None, None),
+            ([9], [8], None, None),
+        ]
+    )
     views = [SpanView.from_readable(span) for span in recorder.spans if span.attributes.get(semconv.TURN) != 2]
     first, third, rebased = from_spans(views)[0].turns
     assert (first.prompt_ids, first.token_error) == ([1], None)
@@ -297,7 +314,9 @@ def test_other_ids_of_the_right_number_do_not_pass_the_hash(recorder):
 def test_a_damaged_delta_is_flagged_and_so_is_what_builds_on_it(recorder):
     recorder.trajectory([([1, 2], [3], None, None), ([1, 2, 3, 4], [5], None, None)])
     views = [SpanView.from_readable(span) for span in recorder.spans]
-    next(view for view in views if view.attributes.get(semconv.TURN) == 1).attributes[semconv.DELTA_PROMPT] = "u32;base64,!"
+    next(view for view in views if view.attributes.get(semconv.TURN) == 1).attributes[semconv.DELTA_PROMPT] = (
+        "u32;base64,!"
+    )
     first, second = from_spans(views)[0].turns
     assert semconv.DELTA_PROMPT in str(first.token_error)
     assert "an earlier turn could not be rebuilt" in str(second.token_error)
@@ -320,7 +339,12 @@ def test_turns_side_by_side_extend_the_same_prefix(recorder):
         }
         tracer.start_span("chat m", here, attributes=attributes).end()
     root.end()
-    assert [turn.prompt_ids for turn in recorder.views()[0].turns] == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 6], [1, 2, 3, 4, 5, 8]]
+    assert [turn.prompt_ids for turn in recorder.views()[0].turns] == [
+        [1, 2],
+        [1, 2, 3, 4],
+        [1, 2, 3, 6],
+        [1, 2, 3, 4, 5, 8],
+    ]
 
 
 def write(path, spans, *, limit=900_000):
@@ -348,7 +372,9 @@ def test_memory_holds_the_traces_under_way(recorder, tmp_path):
     reading = read_trajectories(tmp_path / "a.jsonl")
     first = next(reading)
     with (tmp_path / "a.jsonl").open("ab") as stream:
-        stream.write(b"x" * 100_000)  # read after the first trajectory was given: had it all been read, this would go unnoticed
+        stream.write(
+            b"x" * 100_000
+        )  # read after the first trajectory was given: had it all been read, this would go unnoticed
     told = []
     assert first.trajectory_id == "t-0"
     assert [view.trajectory_id for view in reading] == ["t-1", "t-2"]
@@ -382,7 +408,12 @@ def test_many_bad_lines_are_counted(recorder, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "is empty"), ("\n\n", "is empty"), ("hello\n", "no OTLP JSON lines"), ('{"a": 1}\n', "it has no resourceSpans")],
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("hello\n", "no OTLP JSON lines"),
+        ('{"a": 1}\n', "it has no resourceSpans"),
+    ],
 )
 def test_a_file_without_spans_is_an_error_that_says_why(tmp_path, content, said):
     (tmp_path / "a.jsonl").write_text(content)

@@ -7,16 +7,16 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 
 class VerlInstrumentor(BaseInstrumentor):
-    """Traces verl's rollouts with the providers that ``opentelemetry-instrument`` set up. verl itself is not imported."""
+    """Traces verl's rollouts with the providers that ``opentelemetry-instrument`` set up; verl is not imported."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """The versions of verl that the hooks fit."""
         return ("verl >= 0.9, < 0.10",)
 
     def _instrument(self, **kwargs: Any) -> None:
-        from otel_rollout import configure  # noqa: PLC0415
-        from otel_rollout.frameworks.verl import install  # noqa: PLC0415
-        from otel_rollout.frameworks.verl.switch import switch  # noqa: PLC0415
+        from otel_rollout import configure
+        from otel_rollout.frameworks.verl import install
+        from otel_rollout.frameworks.verl.switch import switch
 
         install()
         switch.requested = True
@@ -24,7 +24,7 @@ class VerlInstrumentor(BaseInstrumentor):
             configure(tracer_provider=kwargs.get("tracer_provider"), meter_provider=kwargs.get("meter_provider"))
 
     def _uninstrument(self, **kwargs: Any) -> None:  # noqa: ARG002  the base class's signature
-        from otel_rollout.frameworks.verl.switch import switch  # noqa: PLC0415
+        from otel_rollout.frameworks.verl.switch import switch
 
         # The hooks stay in place and do nothing: methods that Ray shipped cannot be called back.
         switch.requested = switch.active = False

@@ -4,13 +4,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+from otel_rollout.call import Call
 from otel_rollout.content import to_json
 from otel_rollout.frameworks.verl import turns, worker
 from otel_rollout.frameworks.verl.run import current_run
 from otel_rollout.frameworks.verl.switch import switch, turn_on
-from otel_rollout.op import Call, instrument
+from otel_rollout.op import instrument
 from otel_rollout.recorders import Chain, Recorder
 
 
@@ -28,7 +29,9 @@ class VerlOp(Chain):
     def outputs(self, call: Call, result: Any) -> Any:  # noqa: ARG002
         """An agent loop's output as lengths and scores; anything else as it is."""
         outputs = result if isinstance(result, list) else [result]
-        if not outputs or not all(hasattr(output, "response_mask") and hasattr(output, "prompt_ids") for output in outputs):
+        if not outputs or not all(
+            hasattr(output, "response_mask") and hasattr(output, "prompt_ids") for output in outputs
+        ):
             return result
         shown = [_agent_loop_output(output) for output in outputs]
         return shown if isinstance(result, list) else shown[0]
@@ -98,7 +101,7 @@ def replace(module: ModuleType) -> None:
     def rollout_trace_op(func: Any) -> Any:
         # Where we do not trace, verl's own decorator runs as if we were not installed; it only takes methods.
         if isinstance(func, classmethod | staticmethod):
-            return instrument(func, _VERL_OP, gate=_active)
+            return instrument(cast("Any", func), _VERL_OP, gate=_active)
         is_method = next(iter(inspect.signature(func).parameters), None) == "self"
         return instrument(func, _recorder_for(func), off=their_op(func) if is_method else None, gate=_active)
 
@@ -108,8 +111,8 @@ def replace(module: ModuleType) -> None:
         step: Any = None,
         rollout_n: Any = None,
         name: str = "rollout_trace",
-        validate: Any = False,  # noqa: FBT002  verl's signature
-        trace: bool = True,  # noqa: FBT001, FBT002  verl's signature
+        validate: Any = False,
+        trace: bool = True,
         **extra: Any,
     ) -> Any:
         if not switch.active:
@@ -129,7 +132,7 @@ def _replace_config_init(config: Any) -> None:
         project_name: str,
         experiment_name: str,
         backend: str,
-        token2text: bool = False,  # noqa: FBT001, FBT002  verl's signature
+        token2text: bool = False,
         max_samples_per_step_per_worker: int | None = None,
     ) -> None:
         if cls.get_instance()._initialized:  # noqa: SLF001  verl's rule: the first configuration of a process stays
@@ -160,9 +163,15 @@ def _replace_config_init(config: Any) -> None:
 
 def redecorate(module: ModuleType) -> None:
     """Replace what verl's own decorator wrapped in a module that was imported before us."""
-    for owner in [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__]:
+    for owner in [
+        value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__
+    ]:
         for name, method in list(vars(owner).items()):
             code = getattr(method, "__code__", None)
-            if code is not None and code.co_filename.endswith("verl/utils/rollout_trace.py") and hasattr(method, "__wrapped__"):
+            if (
+                code is not None
+                and code.co_filename.endswith("verl/utils/rollout_trace.py")
+                and hasattr(method, "__wrapped__")
+            ):
                 function = method.__wrapped__
                 setattr(owner, name, instrument(function, _recorder_for(function), off=method, gate=_active))

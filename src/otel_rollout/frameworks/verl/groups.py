@@ -8,7 +8,7 @@ _STEPS_KEPT: Final = 16
 
 
 class FirstGroups:
-    """Keeps the first groups of each step that it is asked about: the data loader shuffled them, so no dice are needed."""
+    """Keeps the first groups of each step: the data loader shuffled them, so no dice are needed."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[Hashable, set[Any]] = OrderedDict()

@@ -51,7 +51,11 @@ def install() -> None:
 
 def _hook_decorators(module: ModuleType) -> None:
     with guard("hook verl's decorators"):
-        lacking = [name for name in ("rollout_trace_op", "rollout_trace_attr", "RolloutTraceConfig") if not hasattr(module, name)]
+        lacking = [
+            name
+            for name in ("rollout_trace_op", "rollout_trace_attr", "RolloutTraceConfig")
+            if not hasattr(module, name)
+        ]
         if lacking:
             _say_missing(f"{_DECORATORS}.{name}" for name in lacking)
             return
@@ -70,7 +74,7 @@ def _hook_methods(module: ModuleType) -> None:
             if owner is None or original is None:
                 _say_missing([f"{module.__name__}.{path}"])
                 continue
-            # functools.wraps keeps module and qualname: Ray then ships the method by reference and each worker uses its own hook.
+            # functools.wraps keeps module and qualname: Ray ships it by reference, and each worker uses its own hook.
             setattr(owner, attribute, functools.wraps(original)(wrap(original)))
             _applied.append(f"{module.__name__}.{path}")
 
@@ -79,7 +83,8 @@ def _say_missing(paths: Any) -> None:
     for path in paths:
         _missing.append(path)
         warn_once(
-            f"verl:{path}", "verl %s has no %s: what it does is not traced (otel-rollout works with verl %s); rollouts go on",
+            f"verl:{path}",
+            "verl %s has no %s: what it does is not traced (otel-rollout works with verl %s); rollouts go on",
             verl_version(), path, SUPPORTED,
         )  # fmt: skip
 

@@ -37,7 +37,8 @@ class AgentRun:
     @property
     def provider(self) -> str | None:
         """The inference engine: vllm, sglang, trtllm, hf."""
-        return _read(self.worker, "rollout_config.name")
+        name = _read(self.worker, "rollout_config.name")
+        return None if name is None else str(name)
 
     @property
     def model(self) -> str | None:
@@ -49,7 +50,10 @@ class AgentRun:
         for key in ("max_tokens", "max_new_tokens"):
             if sampling_params.get(key) is not None:
                 return int(sampling_params[key])
-        response, prompt = _read(self.worker, "rollout_config.response_length"), _read(self.worker, "rollout_config.prompt_length")
+        response, prompt = (
+            _read(self.worker, "rollout_config.response_length"),
+            _read(self.worker, "rollout_config.prompt_length"),
+        )
         if not isinstance(response, int) or not isinstance(prompt, int):
             return None
         return min(response, prompt + response - prompt_length)
@@ -109,4 +113,3 @@ def _read(owner: Any, path: str) -> Any:
     for name in path.split("."):
         owner = getattr(owner, name, None)
     return owner
-

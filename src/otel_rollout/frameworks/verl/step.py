@@ -36,12 +36,12 @@ def receive(hint: Any, meta: dict[str, Any]) -> None:
     if "traceparent" in said:
         _remote.set(_carrier.extract(said, context=Context()))
     if said.get("cutoff") is not None:
-        from otel_rollout.sampling import announce_cutoff  # noqa: PLC0415  the SDK is slow to import
+        from otel_rollout.sampling import announce_cutoff
 
         announce_cutoff(meta.get("global_steps"), int(said["cutoff"]), validate=bool(meta.get("validate", False)))
 
 
-def _start(manager: Any, number: Any, validate: bool, groups: list[str], rows: int) -> tuple[Any, str] | None:  # noqa: FBT001
+def _start(manager: Any, number: Any, validate: bool, groups: list[str], rows: int) -> tuple[Any, str] | None:
     if not turn_on_from(manager.config) and not switch.active:
         return None
     binding = current_binding()
@@ -65,7 +65,7 @@ def _start(manager: Any, number: Any, validate: bool, groups: list[str], rows: i
 def _cutoff(groups: list[str]) -> int | None:
     if os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() != "rollout_group" or not groups:
         return None
-    from otel_rollout.sampling import cutoff_for, per_step  # noqa: PLC0415  the SDK is slow to import
+    from otel_rollout.sampling import cutoff_for, per_step
 
     try:
         count = per_step(os.environ.get("OTEL_TRACES_SAMPLER_ARG"))
@@ -130,7 +130,7 @@ def wrap_manager_tq(original: Callable[..., Any]) -> Callable[..., Any]:
             validate = bool(prompts["validate"]) if "validate" in prompts else False
             started = _start(self, int(prompts["global_steps"]), validate, groups, len(groups))
             if started is not None:
-                from tensordict import NonTensorData  # noqa: PLC0415  comes with verl
+                from tensordict import NonTensorData
 
                 prompts[HINT] = NonTensorData(started[1])
         try:
@@ -142,5 +142,3 @@ def wrap_manager_tq(original: Callable[..., Any]) -> Callable[..., Any]:
                     started[0].end()
 
     return generate_sequences
-
-

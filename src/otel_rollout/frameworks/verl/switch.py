@@ -42,20 +42,27 @@ def verl_version() -> str:
 
 
 def turn_on(
-    project_name: str | None, experiment_name: str | None, backend: str | None, *, token2text: bool, max_samples: int | None
+    project_name: str | None,
+    experiment_name: str | None,
+    backend: str | None,
+    *,
+    token2text: bool,
+    max_samples: int | None,
 ) -> bool:
     """Decide from verl's trace configuration and the environment; returns whether we trace.
 
-    ``backend`` is ``otel`` (what ``OTEL_TRACES_EXPORTER`` says) or the name of an exporter; with none, ``OTEL_TRACES_EXPORTER``
-    alone, an earlier `configure` or ``opentelemetry-instrument`` switch on as well. An exporter that is not there is said in one
-    warning; verl's own trace then does what it would do without us.
+    ``backend`` is ``otel`` (what ``OTEL_TRACES_EXPORTER`` says) or the name of an exporter; with none,
+    ``OTEL_TRACES_EXPORTER`` alone, an earlier `configure` or ``opentelemetry-instrument`` switch on as well.
+    An exporter that is not there is said in one warning; verl's own trace then does what it would do without us.
     """
     switch.active = False
     if backend is None and not _wanted_otherwise():
         return False
     exporters = None if backend in (None, BACKEND_OTEL) else str(backend)
     try:
-        configure(project_name, experiment_name, exporters=exporters, framework="verl", framework_version=verl_version())
+        configure(
+            project_name, experiment_name, exporters=exporters, framework="verl", framework_version=verl_version()
+        )
     except ExporterError as error:
         own = "; until then verl's own rollout trace runs" if backend in EXTRAS else "; rollouts are not traced"
         warn_once(f"verl:{backend}", "actor_rollout_ref.rollout.trace.backend=%s: %s%s", backend, error, own)
@@ -73,8 +80,8 @@ def _wanted_otherwise() -> bool:
 
 
 def trace_config(config: Any) -> dict[str, Any]:
-    """verl's trace settings out of its whole configuration, the old spelling ``trainer.rollout_trace`` included."""
-    from omegaconf import OmegaConf  # noqa: PLC0415  comes with verl
+    """Verl's trace settings out of its whole configuration, the old spelling ``trainer.rollout_trace`` included."""
+    from omegaconf import OmegaConf
 
     def select(path: str) -> Any:
         return OmegaConf.select(config, path, default=None)

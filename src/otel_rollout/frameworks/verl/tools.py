@@ -1,4 +1,4 @@
-"""Every tool call of ToolAgentLoop, whatever its class, with the failures that the loop swallows and hands to the model."""
+"""Every tool call of ToolAgentLoop, whatever its class, with the failures that the loop swallows."""
 
 import functools
 import json
@@ -7,12 +7,13 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from otel_rollout import semconv
+from otel_rollout.call import Call
 from otel_rollout.content import text, to_json
+from otel_rollout.failure import error_type, record_error
 from otel_rollout.frameworks.verl.switch import switch
 from otel_rollout.guard import guard
-from otel_rollout.op import Call, instrument
+from otel_rollout.op import instrument
 from otel_rollout.recorders import Tool
-from otel_rollout.trajectory import error_type, record_error
 
 UNKNOWN_TOOL: Final = "unknown_tool"
 INVALID_ARGUMENTS: Final = "invalid_json"
@@ -66,7 +67,9 @@ class VerlTool(Tool):
         """Write response, reward and failure."""
         response, reward, _ = result
         if call.binding.settings.content:
-            call.span.set_attribute(semconv.TOOL_CALL_RESULT, _response_text(response, images=call.binding.settings.images))
+            call.span.set_attribute(
+                semconv.TOOL_CALL_RESULT, _response_text(response, images=call.binding.settings.images)
+            )
         if isinstance(reward, int | float):
             call.span.set_attribute(semconv.TOOL_REWARD, float(reward))
         failed = self.failure(call, result)
@@ -76,7 +79,7 @@ class VerlTool(Tool):
         if errors and failed == error_type(errors[0]):
             record_error(call.span, errors[0])
         else:
-            from opentelemetry.trace import StatusCode  # noqa: PLC0415
+            from opentelemetry.trace import StatusCode
 
             call.span.set_attribute(semconv.ERROR_TYPE, failed)
             call.span.set_status(StatusCode.ERROR, text(getattr(response, "text", None) or failed, 1024))

@@ -1,4 +1,4 @@
-"""verl's generations as turns: parameters, tokens, finish reason, resumed segments, and the messages that ToolAgentLoop keeps."""
+"""verl's generations as turns: parameters, tokens, finish reason, resumed segments and messages."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from otel_rollout import messages, semconv
+from otel_rollout.call import Call
 from otel_rollout.content import to_json
 from otel_rollout.frameworks.verl.run import AgentRun, current_run, model_name
 from otel_rollout.frameworks.verl.switch import switch
 from otel_rollout.generation import Generation, Request, Response, Segment, Turn
 from otel_rollout.guard import guard
-from otel_rollout.op import Call
 from otel_rollout.trajectory import current_trajectory
 
 TEXT_LIMIT: Final = 1 << 20
@@ -37,7 +37,7 @@ _turn: ContextVar[LoopTurn | None] = ContextVar("otel_rollout_verl_turn", defaul
 
 
 class VerlGeneration(Generation):
-    """``LLMServerClient.generate``; ``FullyAsyncLLMServerClient.generate`` is one turn, what it resumes are its segments."""
+    """``LLMServerClient.generate``; in ``FullyAsyncLLMServerClient`` one turn, what it resumes are its segments."""
 
     def begin(self, call: Call, args: tuple[Any, ...]) -> bool:
         """Open a turn, or measure one segment of the turn that is being resumed."""
@@ -134,7 +134,11 @@ def _decode_later(run: AgentRun, call: Call, spoken: list[Any] | None) -> bool:
     turn: Turn = call.notes
     if turn.response is None or call.trajectory is None:
         return False
-    completion, delta, number = turn.response.token_ids, turn.opened.delta if turn.opened is not None else (), len(run.completions)
+    completion, delta, number = (
+        turn.response.token_ids,
+        turn.opened.delta if turn.opened is not None else (),
+        len(run.completions),
+    )
     run.prompts.append("")
     run.completions.append("")
 
@@ -144,7 +148,9 @@ def _decode_later(run: AgentRun, call: Call, spoken: list[Any] | None) -> bool:
             found: dict[str, Any] = {}
             if switch.token2text:
                 run.prompts[number] = prompt = run.decode(delta)
-                found = output_attributes(to_json({semconv.PROMPT_TEXT: prompt, semconv.RESPONSE_TEXT: text}, limit=TEXT_LIMIT))
+                found = output_attributes(
+                    to_json({semconv.PROMPT_TEXT: prompt, semconv.RESPONSE_TEXT: text}, limit=TEXT_LIMIT)
+                )
             if spoken is None:
                 run.closing = text
                 found[semconv.OUTPUT_MESSAGES] = messages.messages_json([{"role": "assistant", "content": text}])
@@ -180,9 +186,8 @@ def wrap_generating_state(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _complete(run: AgentRun, call: Call, spoken: list[Any]) -> None:
     if spoken:
-        call.span.set_attribute(semconv.OUTPUT_MESSAGES, messages.messages_json(spoken, images=call.binding.settings.images))
-    if spoken and not switch.token2text:
+        call.span.set_attribute(
+            semconv.OUTPUT_MESSAGES, messages.messages_json(spoken, images=call.binding.settings.images)
+        )
+    if (spoken and not switch.token2text) or not _decode_later(run, call, spoken or None):
         call.end_span()
-    elif not _decode_later(run, call, spoken or None):
-        call.end_span()
-

@@ -4,18 +4,20 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any
 
 from opentelemetry import context as otel_context
 
 from otel_rollout import rollout_trace_attr, semconv
+from otel_rollout.call import Call
 from otel_rollout.frameworks.verl import step
 from otel_rollout.frameworks.verl.groups import FirstGroups
 from otel_rollout.frameworks.verl.run import AgentRun, current_run, enter_run, leave_run
 from otel_rollout.frameworks.verl.switch import switch, trace_config
 from otel_rollout.guard import guard
 from otel_rollout.messages import messages_json, tool_definitions_json
-from otel_rollout.op import Call, instrument
+from otel_rollout.op import instrument
 from otel_rollout.recorders import Recorder
 from otel_rollout.trajectory import current_trajectory, describe_reward
 
@@ -26,7 +28,7 @@ _legacy: dict[str, Any] = {}
 
 
 def legacy_trace_config(given: dict[str, Any]) -> dict[str, Any]:
-    """Trace settings as given to ``RolloutTraceConfig.init``, completed with ``trainer.rollout_trace`` of the worker's configuration."""
+    """What ``RolloutTraceConfig.init`` was given, completed with the old spelling ``trainer.rollout_trace``."""
     return {key: given[key] if given[key] not in (None, False) else _legacy.get(key, given[key]) for key in given}
 
 
@@ -61,7 +63,7 @@ class _Batch:
 
 
 def _positions(priorities: Any, keys: Any, n: int) -> bool:
-    """Whether ``priority`` is the row's place in the whole batch, as AgentLoopManager sets it, with groups of n rows in a row."""
+    """Whether ``priority`` is a row's place in the whole batch, as AgentLoopManager sets it, with groups of n rows."""
     if priorities is None or n <= 1:
         return False
     places = [int(place) for place in priorities]
@@ -99,7 +101,9 @@ def wrap_run_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
         run = None
         if switch.active:
             with guard("identify a trajectory"):
-                run = AgentRun(self, list(kwargs.get("raw_prompt", ())), _identity(trajectory, agent_name, trace, kwargs))
+                run = AgentRun(
+                    self, list(kwargs.get("raw_prompt", ())), _identity(trajectory, agent_name, trace, kwargs)
+                )
                 step.receive(hint, {"global_steps": trajectory["step"], "validate": trajectory["validate"]})
         token = None if run is None else enter_run(run)
         try:
@@ -111,7 +115,7 @@ def wrap_run_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
     return _run_agent_loop
 
 
-def _identity(trajectory: dict[str, Any], agent_name: str, trace: bool, row: dict[str, Any]) -> dict[str, Any]:  # noqa: FBT001
+def _identity(trajectory: dict[str, Any], agent_name: str, trace: bool, row: dict[str, Any]) -> dict[str, Any]:
     session, uid, batch = row.get("session_id"), row.get("uid"), _batch.get()
     key = str(uid) if uid is not None else trajectory["sample_index"]
     if session is not None:
@@ -128,7 +132,7 @@ def _identity(trajectory: dict[str, Any], agent_name: str, trace: bool, row: dic
 
 
 class _Opened:
-    """The context manager that stands in verl's ``with rollout_trace_attr(...)``: a trajectory with its conversation."""
+    """What stands in verl's ``with rollout_trace_attr(...)``: a trajectory with its conversation."""
 
     def __init__(self, scope: rollout_trace_attr, run: AgentRun | None) -> None:
         self._scope, self._run = scope, run
@@ -147,19 +151,27 @@ class _Opened:
         self._step_token = token
         return trajectory
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
         with guard("describe the end of a trajectory"):
             trajectory, run = current_trajectory(), self._run
             if trajectory is not None and run is not None and trajectory.recording and run.definitions():
                 trajectory.tool_definitions = tool_definitions_json(run.definitions())
-        self._scope.__exit__(*error)
+        self._scope.__exit__(kind, error, stack)
         if self._step_token is not None:
             with guard("leave the trainer's step"):
                 otel_context.detach(self._step_token)
 
 
 def trajectory_of(
-    sample_index: Any, step_number: Any, rollout_n: Any, name: str, validate: Any, trace: bool, **extra: Any  # noqa: FBT001
+    sample_index: Any,
+    step_number: Any,
+    rollout_n: Any,
+    name: str,
+    validate: Any,
+    trace: bool,
+    **extra: Any,
 ) -> Any:
     """What our ``rollout_trace_attr`` gives verl: the trajectory of the worker's run, or of whoever else calls it."""
     run = current_run()
@@ -168,7 +180,9 @@ def trajectory_of(
         identity, run.identity = run.identity, {}
     else:
         run = None
-    return _Opened(rollout_trace_attr(sample_index=sample_index, step=step_number, validate=validate, **identity, **extra), run)
+    return _Opened(
+        rollout_trace_attr(sample_index=sample_index, step=step_number, validate=validate, **identity, **extra), run
+    )
 
 
 class RewardScore(Recorder):
@@ -193,7 +207,7 @@ class RewardScore(Recorder):
             return
         for name, score in _scores(output).items():
             trajectory.note_reward(score, name)
-        trajectory.status = _status(call, output)
+        trajectory.status = _status(output)
 
     def end(self, call: Call, result: Any) -> None:  # noqa: ARG002  _compute_score writes into its argument
         """Write the reward, and an event for each component."""
@@ -201,7 +215,9 @@ class RewardScore(Recorder):
             if name == REWARD:
                 describe_reward(call.span, name, score)
             else:
-                call.span.add_event(semconv.EVALUATION_EVENT, {semconv.EVALUATION_NAME: name, semconv.EVALUATION_SCORE: score})
+                call.span.add_event(
+                    semconv.EVALUATION_EVENT, {semconv.EVALUATION_NAME: name, semconv.EVALUATION_SCORE: score}
+                )
 
 
 def _scores(output: Any) -> dict[str, float]:
@@ -214,7 +230,7 @@ def _scores(output: Any) -> dict[str, float]:
     return found
 
 
-def _status(call: Call, output: Any) -> str:
+def _status(output: Any) -> str:
     run = current_run()
     finish = run.last_finish if run is not None else None
     if finish == "abort":

@@ -1,0 +1,42 @@
+"""How an exception is written on a span."""
+
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Span, StatusCode
+
+from otel_rollout import content, semconv
+
+if TYPE_CHECKING:
+    from otel_rollout.trajectory import Trajectory
+
+_MESSAGE: int = 4096
+_STACK: int = 16_384
+_FRAMES: int = 30
+
+
+def error_type(error: BaseException) -> str:
+    """The value of ``error.type`` for an exception."""
+    return type(error).__qualname__
+
+
+def record_error(span: Span, error: BaseException, trajectory: "Trajectory | None" = None) -> None:
+    """Mark a span as failed: ``error.type``, status, and an event with the stack trace where it is first seen."""
+    kind = error_type(error)
+    try:
+        message = content.text(str(error), _MESSAGE)
+    except Exception:  # the user's __str__
+        message = f"<{kind} whose text cannot be read>"
+    event = {"exception.type": kind, "exception.message": message}
+    if trajectory is None or trajectory.last_error is not error:
+        event["exception.stacktrace"] = content.text(_stack(error), _STACK)
+    if trajectory is not None:
+        trajectory.last_error = error
+    span.add_event("exception", event)
+    span.set_attribute(semconv.ERROR_TYPE, kind)
+    span.set_status(StatusCode.ERROR, f"{kind}: {message}" if message else kind)
+
+
+def _stack(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_tb(error.__traceback__, limit=-_FRAMES))
