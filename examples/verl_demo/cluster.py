@@ -45,19 +45,32 @@ def ray_cluster(log_dir: Path, environment: Mapping[str, str]) -> Iterator[None]
 
     path = os.pathsep.join(filter(None, [str(settings.FOLDER.parent), os.environ.get("PYTHONPATH")]))
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": {**quiet, **environment, "PYTHONPATH": path}},
-        _temp_dir=str(log_dir),
-    )
     try:
+        _start_ray(log_dir, {**quiet, **environment, "PYTHONPATH": path})
         yield
     finally:
         ray.shutdown()
+
+
+def _start_ray(log_dir: Path, environment: Mapping[str, str], attempts: int = 3) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": dict(environment)},
+            _temp_dir=str(log_dir),
+        )
+    except Exception as error:
+        # Ray gives itself 30 s, which a machine with much else to do can exceed; nothing sets that limit.
+        if attempts == 1 or "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+        _start_ray(log_dir, environment, attempts - 1)
 
 
 def start_policy(kind: str, model_dir: Path) -> Any:

@@ -29,7 +29,7 @@ def show(trajectories: Sequence[TrajectoryView], traces: Path) -> None:
     console.print(_totals(trajectories), highlight=False)
     console.print("\nOne that went wrong first and came out right:\n")
     console.print(trajectory_tree(interesting(trajectories)))
-    where = os.path.relpath(traces)
+    where = traces.relative_to(Path.cwd()) if traces.is_relative_to(Path.cwd()) else traces
     console.print(f"\nThe traces are OTLP JSON lines in {where}. To look again:", highlight=False)
     console.print(f"  otel-rollout show {where}", highlight=False)
     console.print(f"  otel-rollout show {where} --status cancelled", highlight=False)

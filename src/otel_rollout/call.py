@@ -42,11 +42,12 @@ class Call:
         notes: whatever a recorder keeps from ``begin`` to ``end``.
         silent: True where the call is measured but gets no span.
         partial: what a stream had yielded when it failed or was closed.
+        last_error: the failure whose stack trace stands on a span below; of use where there is no trajectory.
     """
 
     __slots__ = (
-        "_clock", "_tokens", "arguments", "attributes", "binding", "ended", "held", "name", "notes", "op", "parent",
-        "partial", "seconds", "silent", "span", "span_kind", "started", "trajectory",
+        "_clock", "_tokens", "arguments", "attributes", "binding", "ended", "held", "last_error", "name", "notes", "op",
+        "parent", "partial", "seconds", "silent", "span", "span_kind", "started", "trajectory",
     )  # fmt: skip
 
     def __init__(self, op: "Op", trajectory: Trajectory | None, binding: Binding, arguments: dict[str, Any]) -> None:
@@ -59,6 +60,7 @@ class Call:
         self.ended: int | None = None
         self.notes: Any = None
         self.partial: list[Any] | None = None
+        self.last_error: BaseException | None = None
         self._tokens: tuple[Any, Any] | None = None
 
     @property
@@ -107,6 +109,7 @@ class Call:
                 self.op.recorder.end(self, result)
             if not self.held:
                 self.end_span()
+        self.last_error = None
 
     def fail(self, error: BaseException) -> None:
         """The function raised `error`; a generator that was closed early has not failed."""
@@ -116,9 +119,10 @@ class Call:
         if self.recording:
             with guard("describe the failure of an op"):
                 if not isinstance(error, GeneratorExit):
-                    record_error(self.span, error, self.trajectory)
+                    record_error(self.span, error, self.trajectory or self._outermost())
                 self.op.recorder.fail(self, error)
             self.end_span()
+        self.last_error = None
 
     def end_span(self) -> None:
         """End the span at the time the function ended, however late this is called."""
@@ -130,6 +134,12 @@ class Call:
         self.seconds = time.perf_counter() - self._clock
         self.ended = self.started + int(self.seconds * 1e9)
         self.leave()
+
+    def _outermost(self) -> "Call":
+        call = self
+        while call.parent is not None:
+            call = call.parent
+        return call
 
 
 class Op:
@@ -200,7 +210,10 @@ class Op:
         bound = dict(zip(self._names, args, strict=False))
         if self._varargs is not None and len(args) > len(self._names):
             bound[self._varargs] = args[len(self._names) :]
-        bound.update(kwargs)
+        twice = bound.keys() & kwargs.keys()  # a positional-only input and a keyword of the same name
+        bound.update(
+            {f"**{name}" if name in twice else name: value for name, value in kwargs.items()} if twice else kwargs
+        )
         for name, default in self._defaults.items():
             bound.setdefault(name, default)
         if self._skip_first:

@@ -1,5 +1,6 @@
 """The command line: `otel-rollout show` prints trajectories, `otel-rollout doctor` says what is wrong and its fix."""
 
+import contextlib
 import json
 import os
 import sys
@@ -268,7 +269,9 @@ def doctor(exporters: str | None, send: bool, verl: bool | None, timeout: float,
     environ = dict(os.environ)
     if exporters is not None:
         environ["OTEL_TRACES_EXPORTER"] = exporters
-    findings = diagnose(environ, send=send, verl=verl, timeout_s=timeout)
+    # Importing verl takes a while; shown on a terminal only.
+    with contextlib.nullcontext() if as_json else _console(stderr=True).status("Looking at exporters and verl ..."):
+        findings = diagnose(environ, send=send, verl=verl, timeout_s=timeout)
     wrong = [finding for finding in findings if finding.level == "error"]
     if as_json:
         click.echo(
@@ -314,10 +317,10 @@ def _verdict(findings: list[Any]) -> Any:
     return Text("All is well." if not odd else f"Nothing is wrong; {odd} to look at.", style="bold green")
 
 
-def _console() -> "Console":
+def _console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     return console

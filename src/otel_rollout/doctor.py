@@ -666,7 +666,7 @@ def ask_verl(environ: Environ) -> Iterator[Finding]:
     applied = answer.get("applied") or ()
     if not answer.get("loaded"):
         said = f"{name}: import verl does not load the plugin; rollouts are not traced."
-        fix = "see above, or VERL_LOGGING_LEVEL=DEBUG: verl tells a plugin's failure only there"
+        fix = f"see above, or run `python -c 'import {PLUGIN}'`: verl does not show why a plugin fails"
         yield Finding(topic=topic, level="error", message=said, fix=fix)
     elif applied or not missing:
         yield Finding(topic=topic, level="ok", message=f"{name} loads the plugin: {len(applied)} hooks are in place.")

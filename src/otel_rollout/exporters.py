@@ -1,12 +1,12 @@
 """Exporters by name: found among the installed entry points, with an error that names the fix."""
 
 import os
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoint
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -27,6 +27,13 @@ def names_from_environment() -> list[str]:
     if wanted.strip():
         return split_names(wanted)
     return ["otlp"] if any(os.environ.get(name) for name in ENDPOINT_VARIABLES) else [OTLP_FILE]
+
+
+def entry_points(group: str) -> "dict[str, EntryPoint]":
+    """The installed entry points of a group, by name."""
+    from importlib.metadata import entry_points as installed  # slow to import
+
+    return {point.name: point for point in installed(group=group)}
 
 
 def split_names(names: str) -> list[str]:
@@ -62,7 +69,7 @@ def entry_point_name(name: str) -> str:
 
 def known_names() -> list[str]:
     """Every exporter name that works in this environment."""
-    return sorted({"otlp", *(point.name for point in entry_points(group=GROUP))})
+    return sorted({"otlp", *entry_points(GROUP)})
 
 
 def build(name: str) -> "SpanExporter":
@@ -72,7 +79,7 @@ def build(name: str) -> "SpanExporter":
         ExporterError: it is unknown, not installed, or refuses its configuration.
     """
     target = entry_point_name(name)
-    found = next(iter(entry_points(group=GROUP, name=target)), None)
+    found = entry_points(GROUP).get(target)
     if found is None:
         raise ExporterError(_missing(name, target))
     try:

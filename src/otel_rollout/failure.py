@@ -7,6 +7,7 @@ from opentelemetry.trace import Span, StatusCode
 from otel_rollout import content, semconv
 
 if TYPE_CHECKING:
+    from otel_rollout.call import Call
     from otel_rollout.trajectory import Trajectory
 
 _MESSAGE: int = 4096
@@ -19,18 +20,24 @@ def error_type(error: BaseException) -> str:
     return type(error).__qualname__
 
 
-def record_error(span: Span, error: BaseException, trajectory: "Trajectory | None" = None) -> None:
-    """Mark a span as failed: ``error.type``, status, and an event with the stack trace where it is first seen."""
+def record_error(span: Span, error: BaseException, within: "Trajectory | Call | None" = None) -> None:
+    """Mark a span as failed: ``error.type``, status, and an event with the stack trace where it is first seen.
+
+    Args:
+        span: of what failed.
+        error: the exception.
+        within: what the span is part of; remembers whose stack trace was written.
+    """
     kind = error_type(error)
     try:
         message = content.text(str(error), _MESSAGE)
     except Exception:  # the user's __str__
         message = f"<{kind} whose text cannot be read>"
     event = {"exception.type": kind, "exception.message": message}
-    if trajectory is None or trajectory.last_error is not error:
+    if within is None or within.last_error is not error:
         event["exception.stacktrace"] = content.text(_stack(error), _STACK)
-    if trajectory is not None:
-        trajectory.last_error = error
+    if within is not None:
+        within.last_error = error
     span.add_event("exception", event)
     span.set_attribute(semconv.ERROR_TYPE, kind)
     span.set_status(StatusCode.ERROR, f"{kind}: {message}" if message else kind)

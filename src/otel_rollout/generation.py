@@ -9,6 +9,7 @@ from opentelemetry.trace import SpanKind
 
 from otel_rollout import content, messages, semconv, tokens
 from otel_rollout.failure import error_type
+from otel_rollout.guard import warn_once
 from otel_rollout.identity import scalar
 from otel_rollout.metrics import instruments
 from otel_rollout.recorders import Recorder
@@ -116,7 +117,7 @@ class Generation(Recorder):
         if trajectory is not None:
             trajectory.tally.turns += 1
             if request.prompt_ids is not None and settings.tokens != "none":
-                turn.opened = trajectory.ledger.begin(request.prompt_ids)
+                turn.opened = _open_turn(trajectory.ledger, request)
         operation = semconv.OPERATION_TEXT_COMPLETION if request.messages is None else semconv.OPERATION_CHAT
         model = request.model or "unknown"
         call.name, call.span_kind = f"{operation} {model}", SpanKind.CLIENT
@@ -208,6 +209,16 @@ class Generation(Recorder):
                 call.name, context=parent, kind=SpanKind.CLIENT, attributes=attributes, start_time=segment.started
             )
             span.end(segment.ended)
+
+
+def _open_turn(ledger: tokens.TokenLedger, request: Request) -> tokens.OpenTurn | None:
+    try:
+        return ledger.begin(request.prompt_ids)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = type(request.prompt_ids).__name__
+        warn_once("prompt_ids", "prompt_ids are no token ids but a %s (%s); tokens are not recorded", kind, error)
+        request.prompt_ids = None
+        return None
 
 
 def _tally(call: "Call", turn: Turn, response: Response) -> None:

@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics, trace
@@ -217,8 +216,7 @@ def _metric_reader(name: str) -> Any:
 
     try:
         target = found.entry_point_name(name)
-        point = next(iter(entry_points(group="opentelemetry_metrics_exporter", name=target)))
-        exporter = point.load()()
+        exporter = found.entry_points("opentelemetry_metrics_exporter")[target].load()()
     except Exception as error:
         warn_once(
             f"metrics:{name}",

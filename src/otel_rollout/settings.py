@@ -35,7 +35,7 @@ class Settings:
         content = environ.get(CAPTURE_CONTENT, "").strip().upper()
         if content and content not in CONTENT_ON + CONTENT_OFF:
             warn_once(
-                content,
+                CAPTURE_CONTENT,
                 "%s=%s is not understood (use NO_CONTENT or SPAN_ONLY); content is captured",
                 CAPTURE_CONTENT,
                 content,

@@ -42,9 +42,10 @@ def generator(op: Op) -> Callable[..., Any]:
         call = op.begin(args, kwargs)
         if call is None:
             return (yield from op.off(*args, **kwargs))
-        seen, stream = _Seen(), op.function(*args, **kwargs)
-        resume, sent = stream.send, None
+        seen = _Seen()
         try:
+            stream = op.function(*args, **kwargs)
+            resume, sent = stream.send, None
             while True:
                 call.enter()
                 try:
@@ -77,9 +78,10 @@ def async_generator(op: Op) -> Callable[..., Any]:
     async def traced(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         begun = op.begin(args, kwargs)
         call, function = (_NoCall(), op.off) if begun is None else (begun, op.function)
-        seen, stream = _Seen(), function(*args, **kwargs)
-        resume, sent = stream.asend, None
+        seen = _Seen()
         try:
+            stream = function(*args, **kwargs)
+            resume, sent = stream.asend, None
             while True:
                 call.enter()
                 try:

@@ -166,6 +166,7 @@ class Trajectory:
         span = self._span
         if error is not None and not isinstance(error, GeneratorExit):
             record_error(span, error, self)
+        self.last_error = None  # its traceback holds the frames of the rollout
         found: dict[str, Any] = {semconv.STATUS: status, **self.tally.attributes()}
         optional = {semconv.REJECTION_REASON: self._reason, semconv.TOOL_DEFINITIONS: self.tool_definitions}
         span.set_attributes(found | {key: value for key, value in optional.items() if value is not None})

@@ -25,7 +25,7 @@ HEAVY = (
     "verl",
 )
 LOADED = "import json, sys; import {}; print(json.dumps(sorted(sys.modules)))"
-TIMED = "import time; began = time.perf_counter(); import {}; print(time.perf_counter() - began)"
+TIMED = "import time; began = time.process_time(); import {}; print(time.process_time() - began)"
 
 
 def seconds(installed, modules):
@@ -54,5 +54,5 @@ def test_importing_it_takes_little_longer_than_the_api_of_opentelemetry(installe
     seconds(installed, f"{reference}, otel_rollout")  # compiled and in the page cache
     pairs = [(seconds(installed, reference), seconds(installed, f"{reference}, otel_rollout")) for _ in range(5)]
     without, with_it = (statistics.median(times) for times in zip(*pairs, strict=True))
-    # 0.15 s is the promise on a quiet machine; a busy one slows both.
+    # 0.15 s is the promise; the time of the CPU, because others may use the machine too.
     assert with_it < max(0.15, 2.5 * without)

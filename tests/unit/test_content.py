@@ -2,7 +2,7 @@ import asyncio
 import collections
 import copy
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import enum
 import fractions
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import types
+import typing
 import uuid
 from array import array
 
@@ -105,7 +106,7 @@ class HostileError(Exception):
         raise ValueError
 
 
-class HostileDate(datetime.date):
+class HostileDate(dt.date):
     def isoformat(self):
         raise ValueError
 
@@ -145,7 +146,9 @@ class Point:
     secret: str = dataclasses.field(default="hidden", repr=False)
 
 
-Pair = collections.namedtuple("Pair", "left right")
+class Pair(typing.NamedTuple):
+    left: int
+    right: list
 
 
 def count_up():
@@ -204,7 +207,7 @@ NASTY = [
     "\udfff\ud800" * 500,
     "nul \0 and \x1f\x7f\u2028",
     "😀" * 1000,
-    {1: "int", "1": "str", 1.5: "float", None: "none", True: "bool", (1, (2,)): "tuple", b"k": "bytes"},
+    {1: "int", "1": "str", 1.5: "float", None: "none", (1, (2,)): "tuple", b"k": "bytes"},
     {float("nan"): 1, "k" * 10_000: 2, "\ud800": 3, 10**5000: 4, Colour.RED: 5, uuid.UUID(int=1): 6},
     {1, 2, 3},
     frozenset({"a"}),
@@ -217,15 +220,15 @@ NASTY = [
     types.SimpleNamespace(type="own", a=1),
     {}.items(),
     array("d", [1.5, float("nan")]),
-    datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc),
-    datetime.timedelta(seconds=5),
+    dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc),
+    dt.timedelta(seconds=5),
     decimal.Decimal("NaN"),
     fractions.Fraction(1, 3),
     complex(1, float("nan")),
     pathlib.PurePosixPath("/tmp"),
     re.compile("a+"),
     ValueError("what"),
-    ExceptionGroup("many", [ValueError("one")]) if sys.version_info >= (3, 11) else KeyError("one"),
+    KeyError("one"),
     threading.Lock(),
     threading.local(),
     sys,
@@ -249,7 +252,7 @@ NASTY = [
 
 @dataclasses.dataclass(frozen=True)
 class Nasty:
-    """Stands for a nasty value in what hypothesis draws, because hypothesis itself compares and prints what it draws."""
+    """Stands for a nasty value in what hypothesis draws, because hypothesis compares and prints that."""
 
     index: int
 
@@ -289,7 +292,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(ANYTHING, st.integers(LEAST_LIMIT, 4000))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_value_becomes_strict_json_within_the_limit(drawn, limit):
     value = filled(drawn)
     shown = read(value, limit=limit)
@@ -457,8 +460,8 @@ def test_data_classes_are_shown_as_their_data():
 
 
 def test_values_of_the_standard_library():
-    assert read(datetime.datetime(2024, 1, 2, 3, 4, 5)) == "2024-01-02T03:04:05"
-    assert read(datetime.date(2024, 1, 2)) == "2024-01-02"
+    assert read(dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)) == "2024-01-02T03:04:05+00:00"
+    assert read(dt.date(2024, 1, 2)) == "2024-01-02"
     assert read(pathlib.Path("/a/b")) == "/a/b"
     assert read(uuid.UUID(int=1)) == "00000000-0000-0000-0000-000000000001"
     assert read(decimal.Decimal("1.50")) == "1.50"

@@ -29,7 +29,9 @@ def test_each_place_has_its_own_warning(swallowing, caplog):
     for place in ("first", "second"):
         with guard(place):
             raise ValueError
-    assert [place in record.getMessage() for place, record in zip(("first", "second"), caplog.records, strict=True)] == [True, True]
+    assert [
+        place in record.getMessage() for place, record in zip(("first", "second"), caplog.records, strict=True)
+    ] == [True, True]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -1,11 +1,12 @@
 """The driver's side of a step: its span, which groups are sampled, and how both reach the workers."""
 
+import functools
 import inspect
 import json
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -76,8 +77,18 @@ def _cutoff(groups: list[str]) -> int | None:
 
 def wrap_manager(original: Callable[..., Any]) -> Callable[..., Any]:
     """``AgentLoopManager.generate_sequences`` (trainer v0) inside a span of its own."""
+    inner = getattr(original, "__wrapped__", None)
+    if inspect.iscoroutinefunction(inner):
+        # verl's auto_await looks at the frame that calls it to know whether it is awaited: ours must not stand between.
+        from verl.utils.ray_utils import auto_await
 
-    def generate_sequences(self: Any, prompts: Any) -> Any:
+        return cast("Callable[..., Any]", auto_await(_in_step(inner)))
+    return _in_step(original) if inspect.iscoroutinefunction(original) else original
+
+
+def _in_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def generate_sequences(self: Any, prompts: Any) -> Any:
         started = None
         with guard("open the trainer's step"):
             columns, meta = prompts.non_tensor_batch, prompts.meta_info
@@ -86,21 +97,9 @@ def wrap_manager(original: Callable[..., Any]) -> Callable[..., Any]:
             if started is not None:
                 meta[HINT] = started[1]
         try:
-            result = original(self, prompts)
-        except BaseException:
+            return await original(self, prompts)
+        finally:
             _finish(started, prompts)
-            raise
-        if not inspect.isawaitable(result):
-            _finish(started, prompts)
-            return result
-
-        async def awaited() -> Any:
-            try:
-                return await result
-            finally:
-                _finish(started, prompts)
-
-        return awaited()
 
     return generate_sequences
 
@@ -128,7 +127,9 @@ def wrap_manager_tq(original: Callable[..., Any]) -> Callable[..., Any]:
         with guard("open the trainer's step"):
             groups = [str(uid) for uid in prompts["uid"]]
             validate = bool(prompts["validate"]) if "validate" in prompts else False
-            started = _start(self, int(prompts["global_steps"]), validate, groups, len(groups))
+            rollout = self.config.actor_rollout_ref.rollout
+            rows = len(groups) * int(rollout.val_kwargs.n if validate else rollout.n)
+            started = _start(self, int(prompts["global_steps"]), validate, groups, rows)
             if started is not None:
                 from tensordict import NonTensorData
 

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from otel_rollout import configure
@@ -35,6 +34,8 @@ switch = Switch()
 
 def verl_version() -> str:
     """The installed version of verl."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         return version("verl")
     except PackageNotFoundError:
