@@ -13,15 +13,16 @@ async def search(country: str) -> str:
 
 
 @rollout_trace_op(kind="llm")
-async def generate(messages: list[dict], sampling_params: dict) -> dict:
-    """Stands where your inference engine stands: any result with `token_ids`, `text` or OpenAI's shape is understood."""
+async def generate(messages: list[dict], temperature: float) -> dict:
+    """Stands where your inference engine stands; `token_ids`, `text` and OpenAI's shapes are understood."""
+    await asyncio.sleep(0.01 * temperature)
     return {"text": messages[-1]["content"].rstrip(".").split()[-1], "finish_reason": "stop"}
 
 
 async def agent(country: str) -> str:
     question = {"role": "user", "content": f"What is the capital of {country}?"}
     found = {"role": "tool", "content": await search(country)}
-    return (await generate([question, found], {"temperature": 1.0}))["text"]
+    return (await generate([question, found], temperature=1.0))["text"]
 
 
 async def rollout(sample_index: int, country: str, rollout_n: int) -> None:

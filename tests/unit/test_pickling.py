@@ -1,9 +1,10 @@
 """Decorated functions and classes travel as Ray sends them: by cloudpickle, also what stands in ``__main__``."""
 
+import json
+import os
 import pickle
 import subprocess
 import sys
-import textwrap
 
 import cloudpickle
 import pytest
@@ -104,9 +105,6 @@ def run(script, environ, given=b""):
 
 
 def test_what_main_defines_works_in_another_process(monkeypatch):
-    import json
-    import os
-
     environ = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
     found = json.loads(run(RECEIVER, environ, run(SENDER, environ)))
     assert found == [
@@ -142,7 +140,6 @@ def of_a_module(x):
 
 
 def test_functions_of_a_module_travel_by_name(spans):
-    assert textwrap.shorten(repr(pickle.loads(pickle.dumps(of_a_module))), 100) == textwrap.shorten(repr(of_a_module), 100)
     assert pickle.loads(pickle.dumps(of_a_module)) is of_a_module
 
 
