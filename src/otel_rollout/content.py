@@ -92,14 +92,23 @@ def to_json(value: Any, *, limit: int = DEFAULT_LIMIT, images: bool = False, num
             than ``LONG_NUMBERS`` always is.
     """
     with suppress(Exception):  # NaN, or a value that another thread changes: the walk deals with both
-        if numbers >= LONG_NUMBERS and _room_left(value, min(limit, MAX_NODES * _NODE) // 6, 4) >= 0:
-            quick = _encode(value)
-            if quick.isascii() or _is_clean(quick):
+        if numbers >= LONG_NUMBERS and room_left(value, min(limit, MAX_NODES * _NODE) // 6, 4) >= 0:
+            quick = encode_clean(value)
+            if quick is not None:
                 return quick
     try:
         return _encode(_Walk(limit, images=images, numbers=numbers).run(value))
     except Exception:
         return f'{{"error":"{_UNREADABLE}"}}'
+
+
+def encode_clean(value: Any) -> str | None:
+    """Return the JSON of a value that `room_left` found small, or None where it holds NaN or a lone surrogate."""
+    try:
+        quick = _encode(value)
+    except ValueError:
+        return None
+    return quick if quick.isascii() or _is_clean(quick) else None
 
 
 def plain(value: Any, *, limit: int = DEFAULT_LIMIT, images: bool = False, numbers: int = NO_SUMMARY) -> Any:
@@ -135,8 +144,8 @@ def is_a(value: Any, *names: str) -> bool:
     return not set(names).isdisjoint(_names(cls))
 
 
-def _room_left(value: Any, room: int, depth: int) -> int:
-    """Characters left if the value is small and of exact JSON types, else -1 (a character takes 6 bytes at worst)."""
+def room_left(value: Any, room: int, depth: int) -> int:
+    """Return the characters left if the value is small and of exact JSON types, else -1 (one takes up to 6 bytes)."""
     cls = type(value)
     if cls is str:
         return room - len(value) - 1
@@ -153,7 +162,7 @@ def _room_left(value: Any, room: int, depth: int) -> int:
         elif kind is int:
             room = room if -_WIDE < item < _WIDE else -1
         elif kind not in _ATOMS:
-            room = _room_left(item, room, depth - 1)
+            room = room_left(item, room, depth - 1)
         if room < 0:
             return -1
     return room

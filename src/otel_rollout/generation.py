@@ -1,5 +1,6 @@
 """One turn of a trajectory: a generation, its sampling parameters, messages, tokens and policy version."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -308,7 +309,7 @@ def delta_attributes(call: "Call", opened: tokens.OpenTurn, response: Response) 
         usual = [0] * len(opened.delta) + [1] * len(response.token_ids or ())
         given = [1 if value else 0 for value in response.mask]
         if given != usual:
-            found[semconv.DELTA_MASK] = content.to_json(tokens.run_lengths(given))
+            found[semconv.DELTA_MASK] = json.dumps(tokens.run_lengths(given), separators=(",", ":"))
     if mode == "full" and response.logprobs is not None:
         found[semconv.DELTA_LOGPROBS] = tokens.encode(list(response.logprobs), "f32")
     return found

@@ -27,12 +27,21 @@ def scalar(value: Any) -> str | bool | int | float:
     return content.to_json(value)
 
 
+def word(value: Any) -> str:
+    """An id or a name as a short string, whatever it is."""
+    try:
+        found = str(value)
+    except Exception:  # the user's __str__
+        found = content.to_json(value)
+    return content.text(found, _NAME_LIMIT)
+
+
 def whole_number(value: Any) -> int | str:
     """An id or a count: an int when its source is an int (numpy's too), else its text."""
     try:
         number = operator.index(value)
-    except TypeError:
-        return content.text(str(value), _NAME_LIMIT)
+    except Exception:  # no int, or the user's __index__
+        return word(value)
     return number if -_INT64 <= number < _INT64 else str(number)
 
 
@@ -45,23 +54,23 @@ class Asked:
     rollout_n: Any = None
     validate: Any = False
     group_id: Any = None
-    project_name: str | None = None
-    experiment_name: str | None = None
+    project_name: Any = None
+    experiment_name: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def identity_of(asked: Asked, binding: Binding, trajectory_id: str) -> dict[str, Any]:
     """The resource attributes of a trajectory; what is not known is left out."""
-    experiment = asked.experiment_name or binding.experiment_name
+    experiment = _name(asked.experiment_name, binding.experiment_name)
     index = None if asked.sample_index is None else whole_number(asked.sample_index)
     step = _step(asked.step)
     found: dict[str, Any] = {
-        semconv.PROJECT_NAME: asked.project_name or binding.project_name,
+        semconv.PROJECT_NAME: _name(asked.project_name, binding.project_name),
         semconv.EXPERIMENT_NAME: experiment,
         semconv.STEP: step,
         semconv.SAMPLE_INDEX: index,
         semconv.ROLLOUT_N: None if asked.rollout_n is None else whole_number(asked.rollout_n),
-        semconv.VALIDATE: bool(asked.validate),
+        semconv.VALIDATE: _truth(asked.validate),
         semconv.GROUP_ID: _group(asked, experiment, step, index) or trajectory_id,
         semconv.TRAJECTORY_ID: trajectory_id,
         semconv.FRAMEWORK: binding.framework,
@@ -71,17 +80,30 @@ def identity_of(asked: Asked, binding: Binding, trajectory_id: str) -> dict[str,
     return {key: value for key, value in found.items() if value is not None}
 
 
+def _name(given: Any, known: str | None) -> str | None:
+    return known if given is None or given == "" else word(given)
+
+
+def _truth(value: Any) -> bool:
+    try:
+        return bool(value)
+    except Exception:  # an array of several
+        kind = type(value).__name__
+        warn_once("validate", "rollout_trace_attr(validate=...) is no bool but a %s; it counts as training", kind)
+        return False
+
+
 def _step(step: Any) -> int | str | None:
     number = None if step is None else whole_number(step)
     if isinstance(number, str):
-        warn_once("step", "rollout_trace_attr(step=%r): a step is an int; it is recorded as text", step)
+        warn_once("step", "rollout_trace_attr(step=%r): a step is an int; it is recorded as text", number)
         return number
     return None if number is None or number < 0 else number
 
 
 def _group(asked: Asked, experiment: str | None, step: int | str | None, index: int | str | None) -> str | None:
     if asked.group_id is not None:
-        return content.text(str(asked.group_id), _NAME_LIMIT)
+        return word(asked.group_id)
     if index is None:
         return None
     return "/".join(str(part) for part in (experiment, step, index) if part is not None)

@@ -12,10 +12,12 @@ from otel_rollout.content import (
     MAX_NODES,
     Records,
     Whole,
+    encode_clean,
     image_png,
     image_summary,
     is_a,
     plain,
+    room_left,
     text,
     to_json,
 )
@@ -31,6 +33,8 @@ _PART_NODES: Final = 8
 _NAME: Final = 64
 _UNREADABLE: Final = "… [cut: the messages could not be read]"
 _MODALITIES: Final = ("image", "video", "audio")
+_KEY: Final = 256
+_PLAIN_KEYS: Final = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 _KEPT: Final = ("name", "finish_reason")
 
 
@@ -53,8 +57,37 @@ def genai_messages(messages: Any, *, limit: int = MESSAGES_LIMIT, images: bool =
 
 def messages_json(messages: Any, *, limit: int = MESSAGES_LIMIT, images: bool = False) -> str:
     """Return `genai_messages` as a JSON list of at most ``max(limit, LEAST_LIMIT)`` bytes."""
+    quick = _quick_json(messages, limit)
+    if quick is not None:
+        return quick
     shown = to_json(_records(messages, limit, images), limit=limit, images=images)
     return shown if shown[0] == "[" else f"[{to_json(_marker(_UNREADABLE))}]"
+
+
+def _quick_json(messages: Any, limit: int) -> str | None:
+    """The JSON of what nearly all messages are, small dicts of plain text, without the walk; None for others."""
+    if type(messages) is not list or len(messages) > MAX_PARTS:
+        return None
+    room, shown = limit // 6, []
+    for message in messages:
+        if type(message) is not dict or not message.keys() <= _PLAIN_KEYS:
+            return None
+        role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
+        if type(role) is not str or type(content) is not str or (calls is not None and type(calls) is not list):
+            return None
+        room -= len(content) + 2 * _NAME
+        if room < 0 or not content or len(role) > _NAME:
+            return None
+        if role in ("tool", "function"):
+            identity = message.get("tool_call_id")
+            if identity is not None and (type(identity) is not str or len(identity) > _KEY):
+                return None
+            parts = [_identified({"type": "tool_call_response"}, identity, response=content)]
+        else:
+            parts = [{"type": "text", "content": content}, *(_tool_call(call) for call in calls or ())]
+            room = room_left(parts[1:], room, 5) if calls else room
+        shown.append({"role": role, "parts": parts})
+    return None if room < 0 else encode_clean(shown)
 
 
 def assistant_message(

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_rollout import semconv
-from otel_rollout.content import to_json
+from otel_rollout.content import LONG_NUMBERS, to_json
 from otel_rollout.failure import error_type
 from otel_rollout.metrics import instruments
 from otel_rollout.trajectory import describe_reward
@@ -54,7 +54,9 @@ class Chain(Recorder):
         """Record the inputs as JSON."""
         super().begin(call, args)
         if call.binding.settings.content:
-            call.attributes[semconv.INPUT_VALUE] = to_json(self.inputs(call), images=call.binding.settings.images)
+            call.attributes[semconv.INPUT_VALUE] = to_json(
+                self.inputs(call), images=call.binding.settings.images, numbers=LONG_NUMBERS
+            )
             call.attributes[semconv.INPUT_MIME_TYPE] = semconv.MIME_JSON
         return True
 
@@ -69,7 +71,7 @@ class Chain(Recorder):
     def end(self, call: "Call", result: Any) -> None:
         """Record the result as JSON."""
         if call.binding.settings.content:
-            value = to_json(self.outputs(call, result), images=call.binding.settings.images)
+            value = to_json(self.outputs(call, result), images=call.binding.settings.images, numbers=LONG_NUMBERS)
             call.span.set_attributes({semconv.OUTPUT_VALUE: value, semconv.OUTPUT_MIME_TYPE: semconv.MIME_JSON})
 
 

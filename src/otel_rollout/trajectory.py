@@ -15,11 +15,11 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span
 
-from otel_rollout import content, semconv
+from otel_rollout import semconv
 from otel_rollout.binding import Binding, current_binding
 from otel_rollout.failure import error_type, record_error
 from otel_rollout.guard import guard, warn_once
-from otel_rollout.identity import Asked, identity_of, scalar
+from otel_rollout.identity import Asked, identity_of, scalar, word
 from otel_rollout.idle import idle
 from otel_rollout.late import late
 from otel_rollout.metrics import instruments
@@ -54,8 +54,8 @@ class Trajectory:
         "labels", "last_error", "ledger", "messages", "recording", "status", "tally", "tool_definitions", "tracer",
     )  # fmt: skip
 
-    def __init__(self, trajectory_id: str | None = None) -> None:
-        self.id = trajectory_id or uuid.uuid4().hex
+    def __init__(self, trajectory_id: Any = None) -> None:
+        self.id = (None if trajectory_id is None else word(trajectory_id)) or uuid.uuid4().hex
         self.active = self.recording = False
         self.binding: Binding | None = None
         self.identity: dict[str, Any] = {}
@@ -84,6 +84,7 @@ class Trajectory:
         if not self.active:
             return
         with guard("record a reward"):
+            name = word(name)
             score = self.note_reward(value, name)
             if score is not None and self.recording and self.tracer is not None:
                 kind = {semconv.SPAN_KIND: semconv.KIND_EVALUATOR}
@@ -105,7 +106,7 @@ class Trajectory:
     def reject(self, reason: str) -> None:
         """Mark the trajectory as not used for training, with a reason that is low in cardinality."""
         with guard("reject a trajectory"):
-            self._reason = content.text(str(reason), 1024)
+            self._reason = word(reason)
 
     def set(self, key: str | None = None, value: Any = None, /, **attributes: Any) -> None:
         """Add attributes ``rollout.attr.<name>`` to the root span: ``set("level", 3)`` or ``set(level=3)``."""
@@ -113,7 +114,7 @@ class Trajectory:
             if key is not None:
                 attributes[key] = value
             prefix = semconv.USER_ATTRIBUTE_PREFIX
-            self._span.set_attributes({f"{prefix}{name}": scalar(item) for name, item in attributes.items()})
+            self._span.set_attributes({f"{prefix}{word(name)}": scalar(item) for name, item in attributes.items()})
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Add an event to the root span."""
@@ -276,7 +277,7 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
         with guard("open a trajectory"):
             binding = current_binding()
             if binding is not None:
-                trajectory.start(binding, identity_of(self._asked, binding, trajectory.id), str(self._name))
+                trajectory.start(binding, identity_of(self._asked, binding, trajectory.id), word(self._name))
                 self._tokens = (_current.set(trajectory), otel_context.attach(trajectory.context))
                 idle.add(1)
         return trajectory
@@ -307,7 +308,13 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
         self.__exit__(kind, error, stack)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function: each call of it is a trajectory of its own."""
+        """Decorate a function: each call of it is a trajectory of its own.
+
+        Raises:
+            TypeError: it is a generator, whose body runs where its items are taken.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"rollout_trace_attr does not decorate generators ({function!r}): use `with` inside it")
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -476,28 +476,16 @@ def test_a_decorated_function_may_call_itself(spans):
     assert {span.parent for span in spans.get_finished_spans()} == {None}
 
 
-@pytest.mark.parametrize("make", ["generator", "async_generator"])
-async def test_a_decorated_stream_is_one_trajectory_from_its_first_item_to_its_last(spans, make):
-    @rollout_trace_attr(name="streams")
+def test_a_generator_is_refused_as_its_body_would_run_outside():
     def generator():
-        yield op(1)
-        yield op(2)
+        yield
 
-    @rollout_trace_attr(name="streams")
     async def async_generator():
-        yield op(1)
-        yield op(2)
+        yield
 
-    if make == "generator":
-        assert inspect.isgeneratorfunction(generator)
-        taken = list(generator())
-    else:
-        assert inspect.isasyncgenfunction(async_generator)
-        taken = [item async for item in async_generator()]
-    assert taken == [1, 2]
-    first, second, root = spans.get_finished_spans()
-    assert root.name == "invoke_agent streams"
-    assert {span.context.trace_id for span in (first, second)} == {root.context.trace_id}
+    for function in (generator, async_generator):
+        with pytest.raises(TypeError, match="use `with` inside it"):
+            rollout_trace_attr()(function)
 
 
 def test_one_object_may_open_several_in_turn(spans):
