@@ -1,7 +1,5 @@
 """Arithmetic on plain numbers: the part of Python that the calculator and the script agree on."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

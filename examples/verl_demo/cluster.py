@@ -1,7 +1,5 @@
 """The processes of the demo: a local Ray cluster, the sandbox server and the actors, all gone when it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -22,7 +20,8 @@ def sandbox() -> Iterator[str]:
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         port = process.stdout.readline().strip()
         if not port:
@@ -108,4 +107,4 @@ def worker_errors(log_dir: Path, limit: int = 20) -> list[str]:
     lines: list[str] = []
     for log in sorted(log_dir.glob("session_latest/logs/worker-*.err")):
         lines += [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
-    return lines[-limit:]
+    return list(dict.fromkeys(lines))[-limit:]

@@ -1,7 +1,5 @@
 """The scripted policy: an inference server for verl's LLMServerClient which answers from a script, not from a model."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -52,16 +50,7 @@ class ScriptedServer:
         self.version = version
         self.open.clear()
 
-    async def generate(
-        self,
-        request_id: str,
-        *,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        image_data: list[Any] | None = None,
-        video_data: list[Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_images_and_more: Any) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
         version = self.version
@@ -104,7 +93,7 @@ class ScriptedServer:
         seen = len(conversation.tokens) if conversation.turns else len(prompt_ids) - 1 if conversation.sample else 0
         return seen // CACHE_BLOCK * CACHE_BLOCK
 
-    async def _say(self, conversation: Conversation, prompt_ids: list[int]) -> list[Said]:
+    async def _say(self, conversation: Conversation, _prompt_ids: list[int]) -> list[Said]:
         text = conversation.plan.turns[min(conversation.turns, len(conversation.plan.turns) - 1)]
         ends = [] if conversation.plan.rambling else [self.tokenizer.eos_token_id]
         # A script never says anything else, so each of its tokens has probability 1.
@@ -126,10 +115,10 @@ class RandomModelServer(ScriptedServer):
         reserved = len(self.tokenizer.get_added_vocab())
         self.suppressed = list(range(len(self.tokenizer) - reserved, self.model.config.vocab_size))
 
-    async def _say(self, conversation: Conversation, prompt_ids: list[int]) -> list[Said]:
-        sampled = await asyncio.to_thread(self._sample, prompt_ids)
+    async def _say(self, conversation: Conversation, _prompt_ids: list[int]) -> list[Said]:
+        sampled = await asyncio.to_thread(self._sample, _prompt_ids)
         newline = self.tokenizer.encode("\n", add_special_tokens=False)
-        return sampled + [(token, 0.0) for token in newline] + await super()._say(conversation, prompt_ids)
+        return sampled + [(token, 0.0) for token in newline] + await super()._say(conversation, _prompt_ids)
 
     def _sample(self, prompt_ids: list[int]) -> list[Said]:
         import torch

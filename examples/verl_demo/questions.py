@@ -1,7 +1,5 @@
 """The word problems of the demo, read from `questions.jsonl`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

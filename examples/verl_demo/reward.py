@@ -1,16 +1,12 @@
 """The demo's reward, a verl custom reward function: 1 for the right number, 0.1 for an answer in the right form."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 ANSWER = re.compile(r"^Answer: (-?\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 
 
-def compute_score(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
-) -> dict[str, float]:
+def compute_score(solution_str: str, ground_truth: str, **_more: Any) -> dict[str, float]:
     """`score` is the reward; `acc` (the number is right) and `format` (there is one) are its parts."""
     found = ANSWER.findall(solution_str)
     correct = bool(found) and float(found[-1]) == float(ground_truth)

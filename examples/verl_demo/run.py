@@ -4,24 +4,22 @@ The policy is a script, not a model: it answers from prepared texts so that the 
 failing tools, a truncated and a cancelled trajectory. Everything around it is verl's own code and real Ray actors.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from verl_demo.cluster import worker_errors  # noqa: E402
-from verl_demo.questions import load_questions  # noqa: E402
-from verl_demo.session import Plan, Progress, run  # noqa: E402
-from verl_demo.trainer import TRAINERS  # noqa: E402
+from verl_demo.cluster import worker_errors
+from verl_demo.questions import load_questions
+from verl_demo.session import Job, Progress, run
+from verl_demo.trainer import TRAINERS
 
 POLICIES = {
     "scripted": "a script (prepared texts, no model)",
@@ -49,8 +47,8 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 def tracing_environment(traces: Path, backend: str | None) -> dict[str, str]:
     """OpenTelemetry's own variables for the workers: always a file for the picture, and what the user asked for."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
-    asked = environment.get("OTEL_TRACES_EXPORTER") or ("otlp" if any(os.environ.get(name) for name in ENDPOINTS) else "")
-    names = ["otlp_file", *asked.split(","), backend or ""]
+    endpoint = "otlp" if any(environment.get(name) for name in ENDPOINTS) else ""
+    names = ["otlp_file", *environment.get("OTEL_TRACES_EXPORTER", endpoint).split(","), backend or ""]
     environment["OTEL_TRACES_EXPORTER"] = ",".join(dict.fromkeys(name.strip() for name in names if name.strip()))
     environment["OTEL_ROLLOUT_FILE"] = str(traces)
     return environment
@@ -72,13 +70,15 @@ def be_quiet() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = options(argv)
     be_quiet()
-    out = (chosen.out or Path("demo-runs") / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    out = (chosen.out or Path("demo-runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     traces = out / "traces"
     if traces.exists() and any(traces.iterdir()):
         print(f"{traces} holds the traces of an earlier run; choose another --out or remove it", file=sys.stderr)
         return 1
-    work = Path(tempfile.mkdtemp(prefix="verl-demo-"))
-    plan = Plan(
+    # Ray's sockets lie below, and the path of a socket may have no more than 107 characters.
+    short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 16 else "/tmp"
+    work = Path(tempfile.mkdtemp(prefix="verl-demo-", dir=short))
+    job = Job(
         trainer=chosen.trainer,
         policy=chosen.policy,
         groups=chosen.groups,
@@ -87,10 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         environment=tracing_environment(traces, chosen.backend),
     )
     print(f"verl's real agent loop (trainer {chosen.trainer}) on this machine; the policy is {POLICIES[chosen.policy]}")
-    os.environ.update(plan.environment)  # this process is the trainer: verl is traced here too
+    os.environ.update(job.environment)  # this process is the trainer: verl is traced here too
     progress = Progress()
     try:
-        run(plan, progress)
+        run(job, progress)
+        progress("all processes are gone; reading the traces")
     except KeyboardInterrupt:
         print("stopped; nothing is left running", file=sys.stderr)
         shutil.rmtree(work, ignore_errors=True)
@@ -100,12 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(worker_errors(work / "ray")), file=sys.stderr)
         print(f"the logs of all processes: {work / 'ray'}", file=sys.stderr)
         return 1
-    progress("all processes are gone; reading the traces")
+    finally:
+        progress.stop()
     shutil.rmtree(work, ignore_errors=True)
-    return picture(traces, plan)
+    return picture(traces, job)
 
 
-def picture(traces: Path, plan: Plan) -> int:
+def picture(traces: Path, job: Job) -> int:
     """Show what was recorded; exit code 1 if that is not everything."""
     from verl_demo.picture import load, show
 
@@ -114,8 +116,8 @@ def picture(traces: Path, plan: Plan) -> int:
         print(f"no trace was found in {traces}; `otel-rollout doctor` may know why", file=sys.stderr)
         return 1
     show(trajectories, traces)
-    if len(trajectories) != plan.trajectories and "OTEL_TRACES_SAMPLER" not in plan.environment:
-        print(f"{len(trajectories)} trajectories are in the traces; {plan.trajectories} were run", file=sys.stderr)
+    if len(trajectories) != job.trajectories and "OTEL_TRACES_SAMPLER" not in job.environment:
+        print(f"{len(trajectories)} trajectories are in the traces; {job.trajectories} were run", file=sys.stderr)
         return 1
     return 0
 

@@ -4,9 +4,8 @@ It stands in for a real one (verl's ReTool recipe uses SandboxFusion). It limits
 enough for a demo and no protection against a determined program.
 """
 
-from __future__ import annotations
-
 import ast
+import contextlib
 import json
 import resource
 import subprocess
@@ -36,7 +35,8 @@ def forbidden_imports(program: str) -> list[str]:
 def limit(cpu_seconds: int) -> None:
     # Processor time, not wall time: a busy machine must not turn a quick program into a time-out.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with contextlib.suppress(ValueError, OSError):  # macOS knows no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -49,13 +49,14 @@ def run_program(program: str, cpu_seconds: int) -> dict[str, object]:
     command = [sys.executable, "-I", "-S", "-c", program]
     with SLOTS, tempfile.TemporaryDirectory() as directory:
         try:
-            done = subprocess.run(  # noqa: S603 - running a program is what a sandbox is for
+            done = subprocess.run(
                 command,
                 cwd=directory,
                 env={},
                 capture_output=True,
                 text=True,
                 timeout=WALL_SECONDS,
+                check=False,
                 preexec_fn=lambda: limit(cpu_seconds),
             )
         except subprocess.TimeoutExpired:
@@ -103,10 +104,8 @@ def main() -> None:
     server = SandboxServer(("127.0.0.1", 0), SandboxRequest)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         sys.stdin.read()
-    except KeyboardInterrupt:
-        pass
     server.shutdown()
 
 

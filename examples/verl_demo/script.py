@@ -1,7 +1,5 @@
 """What the scripted policy says: for each question and sample a fixed list of turns, right, wrong or broken."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,32 +77,53 @@ def wrong_plan(question: Question) -> tuple[str, ...]:
 
 def division_by_zero(question: Question) -> tuple[str, ...]:
     failing = calculator(f"({question.expression})/0")
-    return (f"I check the calculator first.\n{failing}", f"That failed. Once more.\n{calculator(question.expression)}", right(question))
+    return (
+        f"I check the calculator first.\n{failing}",
+        f"That failed. Once more.\n{calculator(question.expression)}",
+        right(question),
+    )
 
 
 def unknown_tool(question: Question) -> tuple[str, ...]:
     search = call("web_search", {"query": question.question})
-    return (f"Somebody must have answered this before.\n{search}", f"No search here.\n{calculator(question.expression)}", right(question))
+    return (
+        f"Somebody must have answered this before.\n{search}",
+        f"No search here.\n{calculator(question.expression)}",
+        right(question),
+    )
 
 
 def bad_arguments(question: Question) -> tuple[str, ...]:
     # The Hermes parser drops a call whose JSON does not parse; what reaches the tool is JSON of the wrong kind.
     broken = call("calculator", "{expression: " + question.expression)
-    return (f"I use the calculator.\n{broken}", f"My arguments were not JSON.\n{calculator(question.expression)}", right(question))
+    return (
+        f"I use the calculator.\n{broken}",
+        f"My arguments were not JSON.\n{calculator(question.expression)}",
+        right(question),
+    )
 
 
 def broken_call(question: Question) -> tuple[str, ...]:
-    return (f'I use the calculator.\n<tool_call>\n{{"name": "calculator", "arguments": {{"expression": {question.expression}\n</tool_call>',)
+    unfinished = calculator(question.expression).replace('"}}', "")
+    return (f"I use the calculator.\n{unfinished}",)
 
 
 def program_fails(question: Question) -> tuple[str, ...]:
     failing = code(f"result = {question.expression}\nprint(reslt)")
-    return (f"A short program settles this.\n{failing}", f"A typing error.\n{code(f'print({question.expression})')}", right(question))
+    return (
+        f"A short program settles this.\n{failing}",
+        f"A typing error.\n{code(f'print({question.expression})')}",
+        right(question),
+    )
 
 
 def endless_program(question: Question) -> tuple[str, ...]:
     endless = code(f"n = 0.5\nwhile n != {question.expression}:\n    n += 1\nprint(n)")
-    return (f"I try all numbers.\n{endless}", f"That took too long.\n{calculator(question.expression)}", right(question))
+    return (
+        f"I try all numbers.\n{endless}",
+        f"That took too long.\n{calculator(question.expression)}",
+        right(question),
+    )
 
 
 def forbidden_program(question: Question) -> tuple[str, ...]:
@@ -142,7 +161,7 @@ def _choose(index: int, sample: int, version: int) -> Behaviour:
     return (with_calculator, with_code, with_units, by_heart, fourth, wrong_plan)[sample % 6]
 
 
-def has_cancelled(question: Question, earlier_passes: int, group_size: int = 8) -> bool:
+def is_doomed(question: Question, earlier_passes: int, group_size: int = 8) -> bool:
     """Whether one trajectory of this question's group gets cancelled."""
     plans = (plan(question, sample, 0, earlier_passes) for sample in range(group_size))
     return any(each.behaviour == CANCELLED for each in plans)

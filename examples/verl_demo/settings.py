@@ -1,7 +1,5 @@
 """The verl configuration of the demo: what a training script would set on verl's command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

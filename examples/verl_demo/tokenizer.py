@@ -1,7 +1,5 @@
 """A small byte-level BPE tokenizer with a Qwen2.5-style chat template, trained at start on the demo's own texts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +55,7 @@ def texts() -> Iterator[str]:
             yield from (turn[:600] for turn in plan(question, sample, 0).turns)
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> "PreTrainedTokenizerFast":
     """Any text survives encode and decode; the demo's own words become one or two tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -1,7 +1,5 @@
 """Two verl tools as a user writes them, without any tracing: a calculator and a ReTool-style code interpreter."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -17,7 +15,7 @@ Result = tuple[ToolResponse, float, dict[str, Any]]
 class CalculatorTool(BaseTool):
     """Evaluates an arithmetic expression; a division by zero or a missing argument raises."""
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Result:
+    async def execute(self, _instance_id: str, parameters: dict[str, Any], **_more: Any) -> Result:
         return ToolResponse(text=number(evaluate(parameters["expression"]))), 0.0, {}
 
 
@@ -28,7 +26,7 @@ class CodeInterpreterTool(BaseTool):
     sandbox forbids ends the whole trajectory: its task is cancelled.
     """
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Result:
+    async def execute(self, _instance_id: str, parameters: dict[str, Any], **_more: Any) -> Result:
         reply = await self._run(parameters["code"])
         status = reply["status"]
         if status == "forbidden":
@@ -42,9 +40,9 @@ class CodeInterpreterTool(BaseTool):
     async def _run(self, program: str) -> dict[str, Any]:
         body = {"code": program, "run_timeout": self.config["run_timeout"]}
         timeout = aiohttp.ClientTimeout(total=self.config["request_timeout"])
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            async with session.post(f"{self.config['sandbox_url']}/run_code", json=body) as response:
-                return await response.json()
+        url = f"{self.config['sandbox_url']}/run_code"
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.post(url, json=body) as response:
+            return await response.json()
 
     async def _give_up_trajectory(self, reason: str) -> None:
         task = asyncio.current_task()

@@ -1,7 +1,5 @@
 """The rollout half of verl's two trainers: batches as they build them, sent to their own agent loop managers."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -9,9 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_demo.questions import Question
-from verl_demo.script import has_cancelled
 
-WAIT_SECONDS = 150
+WAIT_SECONDS = 300
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The questions of one step; the groups of the `doomed` ones will lose a trajectory to a cancellation."""
+
+    questions: Sequence[Question]
+    step: int
+    validate: bool = False
+    doomed: Sequence[Question] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,25 +63,25 @@ class TrainerV1:
         self.queue.init(config.transfer_queue)
         self.manager = AgentLoopManagerTQ.create(config, client, None, rewards)
 
-    def rollout(self, questions: Sequence[Question], step: int, validate: bool, progress: Callable[[str], None]) -> StepResult:
-        batch, uids = self._batch(questions, step, validate)
-        partition = "val" if validate else "train"
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+    def rollout(self, work: Work, progress: Progress) -> StepResult:
+        batch, uids = self._batch(work)
+        partition = "val" if work.validate else "train"
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": work.step} for _ in uids]
         self.queue.kv_batch_put(keys=uids, partition_id=partition, tags=tags)
         self.manager.generate_sequences(batch)
         return self._collect(partition, uids, progress)
 
-    def _batch(self, questions: Sequence[Question], step: int, validate: bool) -> tuple[Any, list[str]]:
+    def _batch(self, work: Work) -> tuple[Any, list[str]]:
         from verl.utils import tensordict_utils
 
-        data = columns(questions)
+        data = columns(work.questions)
         batch = tensordict_utils.get_tensordict({name: as_objects(values) for name, values in data.items()})
-        tensordict_utils.assign_non_tensor_data(batch, "global_steps", step)
-        if validate:
-            tensordict_utils.assign_non_tensor_data(batch, "validate", True)
+        tensordict_utils.assign_non_tensor_data(batch, "global_steps", work.step)
+        if work.validate:
+            tensordict_utils.assign_non_tensor_data(batch, "validate", val=True)
         return batch, data["uid"]
 
-    def _collect(self, partition: str, uids: list[str], progress: Callable[[str], None]) -> StepResult:
+    def _collect(self, partition: str, uids: list[str], progress: Progress) -> StepResult:
         tags = self._wait(partition, uids, progress)
         finished = [uid for uid in uids if tags[uid]["status"] == "finished"]
         keys = [key for key in tags if "_" in key and key.split("_")[0] in finished]
@@ -83,7 +92,7 @@ class TrainerV1:
         self.queue.kv_clear(partition_id=partition, keys=[key for key in tags if key.split("_")[0] in uids])
         return StepResult(rewards=tuple(scores), lost_groups=len(uids) - len(finished))
 
-    def _wait(self, partition: str, uids: list[str], progress: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    def _wait(self, partition: str, uids: list[str], progress: Progress) -> dict[str, dict[str, Any]]:
         """Poll as verl's replay buffer does: a prompt's own key carries the status of its whole group."""
         deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline:
@@ -107,31 +116,26 @@ class TrainerV0:
 
         self.group_size = config.actor_rollout_ref.rollout.n
         self.manager = AgentLoopManager.create(config, client, None, rewards)
-        self.passes: dict[int, int] = {}
 
-    def rollout(self, questions: Sequence[Question], step: int, validate: bool, progress: Callable[[str], None]) -> StepResult:
-        """One call for the batch. A cancelled trajectory fails its whole call here, so its group has a call of its own."""
-        progress(f"{len(questions)} groups at work")
-        alone = [question for question in questions if not validate and self._gets_cancelled(question)]
-        together = [question for question in questions if question not in alone]
-        results = [self._generate(part, step, validate) for part in ([each] for each in alone)]
-        results += [self._generate(together, step, validate)] if together else []
+    def rollout(self, work: Work, progress: Progress) -> StepResult:
+        """One call for the batch; a group with a cancelled trajectory has its own, as verl fails the whole call."""
+        progress(f"{len(work.questions)} groups at work")
+        together = [question for question in work.questions if question not in work.doomed]
+        calls = [*([question] for question in work.doomed), *([together] if together else [])]
+        results = [self._generate(questions, work) for questions in calls]
         rewards = tuple(reward for result in results for reward in result or ())
         return StepResult(rewards=rewards, lost_groups=sum(result is None for result in results))
 
-    def _gets_cancelled(self, question: Question) -> bool:
-        earlier = self.passes.get(question.index, 0)
-        self.passes[question.index] = earlier + 1
-        return has_cancelled(question, earlier, self.group_size)
-
-    def _generate(self, questions: Sequence[Question], step: int, validate: bool) -> list[float] | None:
+    def _generate(self, questions: Sequence[Question], work: Work) -> list[float] | None:
         from ray.exceptions import TaskCancelledError
         from verl.protocol import DataProto
 
         rows = {name: as_objects(values) for name, values in columns(questions).items()}
-        batch = DataProto(non_tensor_batch=rows, meta_info={"global_steps": step, "validate": validate})
+        batch = DataProto(non_tensor_batch=rows, meta_info={"global_steps": work.step, "validate": work.validate})
         try:
-            output = self.manager.generate_sequences(batch.repeat(1 if validate else self.group_size, interleave=True))
+            output = self.manager.generate_sequences(
+                batch.repeat(1 if work.validate else self.group_size, interleave=True)
+            )
         except TaskCancelledError:
             return None
         return output.batch["rm_scores"].sum(dim=1).tolist()
@@ -140,4 +144,4 @@ class TrainerV0:
         """Nothing of its own to close."""
 
 
-TRAINERS: dict[str, type[TrainerV1] | type[TrainerV0]] = {"v1": TrainerV1, "v0": TrainerV0}
+TRAINERS: dict[str, type[TrainerV1 | TrainerV0]] = {"v1": TrainerV1, "v0": TrainerV0}

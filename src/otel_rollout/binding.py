@@ -10,6 +10,7 @@ from opentelemetry import trace
 from otel_rollout import semconv
 from otel_rollout._version import __version__
 from otel_rollout.guard import guard
+from otel_rollout.ids import keep_random_state
 from otel_rollout.settings import Settings
 
 
@@ -66,7 +67,10 @@ def current_binding() -> Binding | None:
 def scoped_tracer(provider: trace.TracerProvider) -> trace.Tracer | None:
     """Our tracer of a provider; ``None`` where it records nothing (``OTEL_SDK_DISABLED``)."""
     tracer = provider.get_tracer(semconv.SCOPE, __version__)
-    return None if isinstance(tracer, trace.NoOpTracer) else tracer
+    if isinstance(tracer, trace.NoOpTracer):
+        return None
+    keep_random_state(tracer)
+    return tracer
 
 
 def _ambient_binding() -> Binding | None:

@@ -46,8 +46,9 @@ class Call:
     """
 
     __slots__ = (
-        "_clock", "_tokens", "arguments", "attributes", "binding", "ended", "held", "last_error", "name", "notes", "op",
-        "parent", "partial", "seconds", "silent", "span", "span_kind", "started", "trajectory",
+        "_clock", "_context", "_tokens", "arguments", "attributes", "binding", "ended", "held", "last_error",
+        "name", "notes", "op", "parent", "partial", "seconds", "silent", "span", "span_kind", "started",
+        "trajectory",
     )  # fmt: skip
 
     def __init__(self, op: "Op", trajectory: Trajectory | None, binding: Binding, arguments: dict[str, Any]) -> None:
@@ -61,6 +62,7 @@ class Call:
         self.notes: Any = None
         self.partial: list[Any] | None = None
         self.last_error: BaseException | None = None
+        self._context: otel_context.Context | None = None
         self._tokens: tuple[Any, Any] | None = None
 
     @property
@@ -71,7 +73,9 @@ class Call:
     @property
     def context(self) -> otel_context.Context:
         """OpenTelemetry context of the span, for exemplars and children."""
-        return trace.set_span_in_context(self.span)
+        if self._context is None:
+            self._context = trace.set_span_in_context(self.span)
+        return self._context
 
     def start(self) -> None:
         """Start the span as a child of the current one."""

@@ -43,6 +43,7 @@ _FIELDS: Final = 1000
 _OBJECT_DEPTH: Final = 5  # objects in objects in objects are plumbing: four levels are enough
 _WIDE: Final = 1 << 64
 _HEAD: Final = 8
+_QUICK_DEPTH: Final = 8
 _UNREADABLE: Final = "repr failed"
 _ATOMS: Final = frozenset({float, bool, type(None)})
 _NUMBERS: Final = frozenset({int, float, bool})
@@ -92,7 +93,7 @@ def to_json(value: Any, *, limit: int = DEFAULT_LIMIT, images: bool = False, num
             than ``LONG_NUMBERS`` always is.
     """
     with suppress(Exception):  # NaN, or a value that another thread changes: the walk deals with both
-        if numbers >= LONG_NUMBERS and room_left(value, min(limit, MAX_NODES * _NODE) // 6, 4) >= 0:
+        if numbers >= LONG_NUMBERS and room_left(value, min(limit, MAX_NODES * _NODE) // 6, _QUICK_DEPTH) >= 0:
             quick = encode_clean(value)
             if quick is not None:
                 return quick

@@ -11,11 +11,13 @@ from opentelemetry.trace import SpanKind
 from otel_rollout import content, messages, semconv, tokens
 from otel_rollout.failure import error_type
 from otel_rollout.guard import warn_once
-from otel_rollout.identity import scalar
+from otel_rollout.identity import scalar, word
 from otel_rollout.metrics import instruments
 from otel_rollout.recorders import Recorder
 
 if TYPE_CHECKING:
+    from array import array
+
     from otel_rollout.call import Call
 
 _STANDARD: Final = {
@@ -96,6 +98,7 @@ class Turn:
     opened: tokens.OpenTurn | None
     response: Response | None = None
     token_limit: int | None = None
+    completion: "array[Any] | None" = None
     segments: list[Segment] = field(default_factory=list)
 
 
@@ -167,13 +170,13 @@ class Generation(Recorder):
             response.output_tokens = len(response.token_ids)
         record(semconv.METRIC_INFERENCE_DURATION, call.seconds, labels, here)
         if response.input_tokens:
-            add(semconv.METRIC_INPUT_TOKENS, response.input_tokens, labels, here)
+            add(semconv.METRIC_INPUT_TOKENS, response.input_tokens, labels)
         if response.output_tokens:
-            add(semconv.METRIC_OUTPUT_TOKENS, response.output_tokens, labels, here)
+            add(semconv.METRIC_OUTPUT_TOKENS, response.output_tokens, labels)
         if response.preemptions:
-            add(semconv.METRIC_PREEMPTIONS, response.preemptions, labels, here)
+            add(semconv.METRIC_PREEMPTIONS, response.preemptions, labels)
         if turn.opened is not None and turn.opened.mismatch is not None:
-            add(semconv.METRIC_TOKEN_MISMATCHES, 1, labels, here)
+            add(semconv.METRIC_TOKEN_MISMATCHES, 1, labels)
         if call.trajectory is not None:
             _tally(call, turn, response)
 
@@ -189,7 +192,7 @@ class Generation(Recorder):
                 response.messages, images=call.binding.settings.images
             )
         if turn.opened is not None:
-            found |= delta_attributes(call, turn.opened, response)
+            found |= delta_attributes(turn, turn.opened, response, call.binding.settings.tokens)
         call.span.set_attributes(found)
         self._segments(call, turn)
 
@@ -239,7 +242,9 @@ def _tally(call: "Call", turn: Turn, response: Response) -> None:
             tally.saw_policy(part.policy_version)
     if turn.opened is None:
         return
-    trajectory.ledger.finish(turn.opened, response.token_ids if response.token_ids is not None else ())
+    turn.completion = trajectory.ledger.finish(
+        turn.opened, response.token_ids if response.token_ids is not None else ()
+    )
     mismatch = turn.opened.mismatch
     if mismatch is not None:
         trajectory.event(
@@ -261,8 +266,8 @@ def sampling_attributes(params: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if key in ("stop", "stop_sequences"):
-            stops = [value] if isinstance(value, str) else value
-            found[semconv.REQUEST_PREFIX + "stop_sequences"] = [str(stop) for stop in stops]
+            stops = value if isinstance(value, list | tuple | set) else [value]
+            found[semconv.REQUEST_PREFIX + "stop_sequences"] = [word(stop) for stop in stops]
         elif key in _STANDARD:
             name, convert = _STANDARD[key]
             try:
@@ -291,9 +296,8 @@ def response_attributes(response: Response) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def delta_attributes(call: "Call", opened: tokens.OpenTurn, response: Response) -> dict[str, Any]:
-    """``rollout.token_delta.*``: only the tokens that this turn adds."""
-    mode = call.binding.settings.tokens
+def delta_attributes(turn: Turn, opened: tokens.OpenTurn, response: Response, mode: str) -> dict[str, Any]:
+    """``rollout.token_delta.*``: the tokens that this turn adds, as far as `mode` (``OTEL_ROLLOUT_TOKENS``) goes."""
     found: dict[str, Any] = {
         semconv.DELTA_PREFIX_LENGTH: opened.prefix_length,
         semconv.DELTA_PREFIX_HASH: opened.prefix_hash,
@@ -304,7 +308,7 @@ def delta_attributes(call: "Call", opened: tokens.OpenTurn, response: Response) 
         return found
     found[semconv.DELTA_PROMPT] = tokens.encode_ids(opened.delta)
     if response.token_ids is not None:
-        found[semconv.DELTA_COMPLETION] = tokens.encode_ids(response.token_ids)
+        found[semconv.DELTA_COMPLETION] = tokens.encode_ids(turn.completion or response.token_ids)
     if response.mask is not None:
         usual = [0] * len(opened.delta) + [1] * len(response.token_ids or ())
         given = [1 if value else 0 for value in response.mask]

@@ -106,7 +106,9 @@ def assistant_message(
 
 def tool_definitions_json(schemas: Any, *, limit: int = DEFAULT_LIMIT) -> str:
     """Return OpenAI function schemas, dicts or models, as ``[{"type", "name", "description", "parameters"}]``."""
-    return to_json([_definition(schema, limit) for schema in _items(schemas)], limit=limit)
+    shown = [_definition(schema, limit) for schema in _items(schemas)]
+    quick = encode_clean(shown) if room_left(shown, limit // 6, 12) >= 0 else None
+    return to_json(shown, limit=limit) if quick is None else quick
 
 
 def _records(messages: Any, limit: int, images: bool) -> Records:

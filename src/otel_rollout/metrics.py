@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from opentelemetry import metrics
+from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 
 from otel_rollout import semconv
@@ -35,6 +35,8 @@ _COUNTERS: Final = {
     semconv.METRIC_TOKEN_MISMATCHES: ("{mismatch}", "Prompts that did not extend the tokens of the turn before."),
     semconv.METRIC_EXPORT_SPANS: ("{span}", "Spans handed to an exporter, by outcome."),
 }
+_NOWHERE: Final = trace.set_span_in_context(trace.INVALID_SPAN, Context())
+"""No span; an empty context would mean the current one."""
 
 
 class Instruments:
@@ -57,9 +59,9 @@ class Instruments:
         """Record into a histogram; `context` holds the span that the exemplar points to."""
         self._instruments[name].record(value, labels, context=context)
 
-    def add(self, name: str, value: float, labels: Mapping[str, Any], context: Context | None = None) -> None:
-        """Add to a counter."""
-        self._instruments[name].add(value, labels, context=context)
+    def add(self, name: str, value: float, labels: Mapping[str, Any]) -> None:
+        """Add to a counter; without an exemplar, which the SDK would choose with the host's ``random``."""
+        self._instruments[name].add(value, labels, context=_NOWHERE)
 
 
 _instruments: Instruments | None = None

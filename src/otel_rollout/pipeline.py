@@ -4,6 +4,7 @@ import atexit
 import os
 import socket
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +43,8 @@ class _Pipeline:
 
 
 _pipeline: _Pipeline | None = None
+_own_provider: trace.TracerProvider | None = None
+"""The global provider, if it is of our making: it outlives `shutdown`, because a process can set only one."""
 _lock: Final = threading.RLock()
 
 
@@ -105,7 +108,9 @@ def configure(
 
 def _host_provider(given: trace.TracerProvider | None) -> trace.TracerProvider | None:
     provider = given or trace.get_tracer_provider()
-    return None if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider) else provider
+    if provider is _own_provider or isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return provider
 
 
 def _build_exporters(wanted: Any, *, has_host: bool) -> "list[tuple[str, SpanExporter]]":
@@ -131,14 +136,20 @@ def _attach_provider(
     built: "list[tuple[str, SpanExporter]]",
     project_name: str | None,
 ) -> None:
-    from opentelemetry.sdk.trace import TracerProvider
-
     pipeline.provider = _host_provider(given)
     if pipeline.provider is None:
-        pipeline.provider = TracerProvider(sampler=_sampler(), resource=_resource(project_name), shutdown_on_exit=False)
-        pipeline.owned = True
-        trace.set_tracer_provider(pipeline.provider)
+        pipeline.provider, pipeline.owned = _global_provider_of_ours(project_name), True
     _add_processors(pipeline, built)
+
+
+def _global_provider_of_ours(project_name: str | None) -> trace.TracerProvider:
+    global _own_provider
+    from opentelemetry.sdk.trace import TracerProvider
+
+    if _own_provider is None or trace.get_tracer_provider() is not _own_provider:
+        _own_provider = TracerProvider(sampler=_sampler(), resource=_resource(project_name), shutdown_on_exit=False)
+        trace.set_tracer_provider(_own_provider)
+    return _own_provider
 
 
 def _add_processors(pipeline: _Pipeline, built: "list[tuple[str, SpanExporter]]") -> None:
@@ -191,12 +202,9 @@ def _sampler() -> Any:
 def _resource(project_name: str | None) -> Any:
     from opentelemetry.sdk.resources import Resource
 
-    own: dict[str, Any] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    ):
-        own["service.name"] = project_name or "otel-rollout"
-    return Resource(own).merge(Resource.create({})) if "service.name" not in own else Resource.create(own)
+    own = Resource({"host.name": socket.gethostname(), "process.pid": os.getpid()})
+    stated = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return own.merge(Resource.create({} if stated else {"service.name": project_name or "otel-rollout"}))
 
 
 def _attach_metrics(pipeline: _Pipeline, given: metrics.MeterProvider | None, names: list[str]) -> None:
@@ -236,7 +244,8 @@ def _extend(
             "configure:provider", "configure() was called before with another tracer provider; the first one stays"
         )
     if wanted is not None:
-        new = [item for item in found.resolve(wanted) if item not in pipeline.names or not isinstance(item, str)]
+        known = [*pipeline.names, *(processor.exporter for processor in pipeline.processors)]
+        new = [item for item in found.resolve(wanted) if not any(item is one or item == one for one in known)]
         _add_processors(pipeline, _build_exporters(new, has_host=False))
     if pipeline.binding is None:
         return
@@ -294,12 +303,13 @@ def flush(timeout: float = 30.0) -> bool:
     Returns:
         False if the time ran out first.
     """
+    deadline = time.monotonic() + timeout
     done = late.flush(timeout)
     provider = _pipeline.provider if _pipeline is not None else trace.get_tracer_provider()
     force_flush = getattr(provider, "force_flush", None)
     if force_flush is not None:
         with guard("flush"):
-            done = force_flush(int(timeout * 1000)) and done
+            done = force_flush(max(0, int((deadline - time.monotonic()) * 1000))) and done
     return done
 
 

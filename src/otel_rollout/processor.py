@@ -76,11 +76,13 @@ class RolloutSpanProcessor(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue an ended span; called on the host's thread, so it only appends."""
-        if self._closed or not (span.context and span.context.trace_flags.sampled):
+        if not (span.context and span.context.trace_flags.sampled):
             return
         with guard("queue a span"):
-            size = _size(span.attributes)
+            size = _size(span)
             with self._changed:
+                if self._closed:
+                    return
                 self._queue.append((span, size))
                 self._bytes += size
                 self._accepted += 1
@@ -196,11 +198,14 @@ class RolloutSpanProcessor(SpanProcessor):
         """Send what is queued, for at most `shutdown_timeout` seconds, and close the exporter."""
         if self._closed:
             return
-        delivered = self.force_flush(int(self._timeout * 1000))
-        self._closed = True
-        self.hurry()
-        left = len(self._queue)
-        if not delivered and left:
+        self.force_flush(int(self._timeout * 1000))
+        with self._changed:
+            self._closed = True
+            left, self._bytes = len(self._queue), 0
+            self._queue.clear()
+            self._finished += left
+            self._changed.notify_all()
+        if left:
             self._account(left, "dropped", "shutdown")
         with guard(f"shut down {self.name}"):
             self.exporter.shutdown()
@@ -211,11 +216,15 @@ class RolloutSpanProcessor(SpanProcessor):
             self._reset()
 
 
-def _size(attributes: Mapping[str, Any] | None) -> int:
-    size = _FRAME
+def _size(span: ReadableSpan) -> int:
+    return _FRAME + _text_bytes(span.attributes) + sum(_text_bytes(event.attributes) for event in span.events)
+
+
+def _text_bytes(attributes: Mapping[str, Any] | None) -> int:
+    size = 0
     for value in (attributes or {}).values():
         if isinstance(value, str):
-            size += len(value)
+            size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     return size
 
 

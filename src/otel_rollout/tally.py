@@ -1,5 +1,6 @@
 """What happened in a trajectory, counted whether or not its spans are sampled."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,17 @@ from opentelemetry.context import Context
 
 from otel_rollout import semconv
 from otel_rollout.metrics import instruments
+
+
+def reward_key(name: Any) -> str:
+    """A reward's name as the end of an attribute's name and as a label."""
+    return str(name).replace(".", "_")
+
+
+def measure_reward(name: str, score: float, labels: Mapping[str, Any], here: Context) -> None:
+    """Record the metric of one reward; one that is not finite would spoil every sum."""
+    if math.isfinite(score):
+        instruments().record(semconv.METRIC_REWARD, score, {**labels, semconv.LABEL_REWARD_NAME: name}, here)
 
 
 @dataclass(slots=True)
@@ -73,7 +85,7 @@ class Tally:
         record(semconv.METRIC_TURNS, self.turns, labels, here)
         record(semconv.METRIC_TOKENS, self.last_length, labels, here)
         for name, score in self.rewards.items():
-            record(semconv.METRIC_REWARD, score, {**labels, semconv.LABEL_REWARD_NAME: name}, here)
+            measure_reward(name, score, labels, here)
         if isinstance(step, int) and self.policy_version_min is not None:
             record(semconv.METRIC_POLICY_LAG, max(0, step - self.policy_version_min), labels, here)
         rest = max(0.0, duration - sum(self.seconds.values()))

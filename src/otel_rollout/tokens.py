@@ -61,9 +61,9 @@ def compact(text: str) -> str:
     return f"{dtype}.shuf.zlib;base64,{base64.b64encode(small).decode()}"
 
 
-def encode_ids(ids: Sequence[int]) -> str:
+def encode_ids(ids: "Sequence[int] | array[Any]") -> str:
     """Write token ids (shape (n,)) in their text form; ids outside 0..2**32-1 travel as ``i64``."""
-    packed = pack(ids)
+    packed = ids if isinstance(ids, array) else pack(ids)
     return encode(packed, "u32" if packed.typecode == "I" else "i64")
 
 
@@ -160,6 +160,7 @@ class OpenTurn:
 
     prefix_length: int
     prefix_hash: str
+    appended: list[int]
     delta: "array[Any]"
     mismatch: Mismatch | None
     prompt_digest: hashlib.blake2b
@@ -195,12 +196,15 @@ class TokenLedger:
         """
         prompt = prompt_ids if isinstance(prompt_ids, list) else _as_list(prompt_ids)
         seen, known = self._seen, len(self._seen)
+        # The same int objects come back turn after turn: comparing them is a comparison of addresses.
         if prompt[:known] == seen:
-            delta = pack(prompt[known:])
+            appended = prompt[known:]
+            delta = pack(appended)
             digest = _hash(delta, self._digest)
             return OpenTurn(
                 prefix_length=known,
                 prefix_hash=self._digest.hexdigest(),
+                appended=appended,
                 delta=delta,
                 mismatch=None,
                 prompt_digest=digest,
@@ -216,6 +220,7 @@ class TokenLedger:
         return OpenTurn(
             prefix_length=0,
             prefix_hash=prefix_hash(()),
+            appended=list(prompt),
             delta=delta,
             mismatch=mismatch,
             prompt_digest=_hash(delta),
@@ -224,14 +229,15 @@ class TokenLedger:
 
     def finish(self, turn: OpenTurn, completion_ids: Sequence[int]) -> "array[Any]":
         """Add the completion (shape (completion_length,)) of a turn that `begin` opened; returns it packed."""
-        completion = pack(completion_ids if isinstance(completion_ids, list) else _as_list(completion_ids))
+        completion = completion_ids if isinstance(completion_ids, list) else _as_list(completion_ids)
         if turn.base is self._seen and len(self._seen) == turn.prefix_length:
-            self._seen.extend(turn.delta)
+            self._seen.extend(turn.appended)
             self._seen.extend(completion)
         else:
-            self._seen = [*turn.base[: turn.prefix_length], *turn.delta, *completion]
-        self._digest = _hash(completion, turn.prompt_digest)
-        return completion
+            self._seen = [*turn.base[: turn.prefix_length], *turn.appended, *completion]
+        packed = pack(completion)
+        self._digest = _hash(packed, turn.prompt_digest)
+        return packed
 
 
 def _as_list(ids: Any) -> list[int]:

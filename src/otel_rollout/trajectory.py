@@ -4,7 +4,6 @@ import copy
 import functools
 import inspect
 import time
-import uuid
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
@@ -21,9 +20,10 @@ from otel_rollout.failure import error_type, record_error
 from otel_rollout.guard import guard, warn_once
 from otel_rollout.identity import Asked, identity_of, scalar, word
 from otel_rollout.idle import idle
+from otel_rollout.ids import new_id
 from otel_rollout.late import late
 from otel_rollout.metrics import instruments
-from otel_rollout.tally import Tally
+from otel_rollout.tally import Tally, measure_reward, reward_key
 from otel_rollout.tokens import TokenLedger
 
 _current: Final[ContextVar["Trajectory | None"]] = ContextVar("otel_rollout_trajectory", default=None)
@@ -50,12 +50,13 @@ class Trajectory:
     """
 
     __slots__ = (
-        "_context", "_late", "_reason", "_span", "_started", "active", "binding", "id", "identity", "initial_messages",
-        "labels", "last_error", "ledger", "messages", "recording", "status", "tally", "tool_definitions", "tracer",
+        "_context", "_ended", "_late", "_reason", "_span", "_started", "active", "binding", "id", "identity",
+        "initial_messages", "labels", "last_error", "ledger", "messages", "recording", "status", "tally",
+        "tool_definitions", "tracer",
     )  # fmt: skip
 
     def __init__(self, trajectory_id: Any = None) -> None:
-        self.id = (None if trajectory_id is None else word(trajectory_id)) or uuid.uuid4().hex
+        self.id = (None if trajectory_id is None else word(trajectory_id)) or new_id()
         self.active = self.recording = False
         self.binding: Binding | None = None
         self.identity: dict[str, Any] = {}
@@ -71,7 +72,7 @@ class Trajectory:
         self._reason: str | None = None
         self._span: Span = trace.INVALID_SPAN
         self._context = otel_context.Context()
-        self._late = False
+        self._ended = self._late = False
         self._started = 0.0
 
     def reward(self, value: float, name: str = "reward") -> None:
@@ -86,6 +87,8 @@ class Trajectory:
         with guard("record a reward"):
             name = word(name)
             score = self.note_reward(value, name)
+            if score is not None and self._ended:
+                measure_reward(reward_key(name), score, self.labels, self._context)
             if score is not None and self.recording and self.tracer is not None:
                 kind = {semconv.SPAN_KIND: semconv.KIND_EVALUATOR}
                 span = self.tracer.start_span(f"{semconv.EVALUATE} {name}", context=self._context, attributes=kind)
@@ -100,7 +103,7 @@ class Trajectory:
             kind = type(value).__name__
             warn_once(f"reward:{name}", "reward %r is no number but a %s; it is not recorded", name, kind)
             return None
-        self.tally.rewards[str(name).replace(".", "_")] = score
+        self.tally.rewards[reward_key(name)] = score
         return score
 
     def reject(self, reason: str) -> None:
@@ -160,7 +163,7 @@ class Trajectory:
     def end(self, error: BaseException | None) -> None:
         """End the root span; called by `rollout_trace_attr`."""
         ended, duration = time.time_ns(), time.perf_counter() - self._started
-        status = self._final_status(error)
+        status, self._ended = self._final_status(error), True
         self._measure(status, duration, error)
         if not self.recording:
             return
@@ -198,7 +201,7 @@ class Trajectory:
         record, add, here = instruments().record, instruments().add, self._context
         labels = self.labels if error is None else {**self.labels, semconv.ERROR_TYPE: error_type(error)}
         add(semconv.METRIC_TRAJECTORIES_ACTIVE, -1, self.labels)
-        add(semconv.METRIC_TRAJECTORIES, 1, {**self.labels, semconv.STATUS: status}, here)
+        add(semconv.METRIC_TRAJECTORIES, 1, {**self.labels, semconv.STATUS: status})
         record(semconv.METRIC_AGENT_DURATION, duration, labels, here)
         self.tally.measure(self.labels, here, duration, self.identity.get(semconv.STEP))
 

@@ -1,6 +1,7 @@
 """The real verl, imported once: a small model directory for all tests, and a fresh switch for each."""
 
 import otel_rollout
+from otel_rollout import pipeline
 import pytest
 from otel_rollout.frameworks.verl import worker
 from otel_rollout.frameworks.verl.groups import FirstGroups
@@ -49,6 +50,12 @@ class Rollout:
         statuses = await run_v1(own, batch=batch)
         assert set(statuses.values()) == {"finished"}
         return {key: row for part in own.queue.store for key, row in own.queue.rows(list(statuses), part).items()}
+
+    def reconfigure(self):
+        """Read the environment again, with the same provider and exporter."""
+        provider = pipeline._pipeline.provider
+        pipeline.shutdown()
+        otel_rollout.configure(tracer_provider=provider)
 
     def spans(self) -> list[SpanView]:
         """All spans so far."""

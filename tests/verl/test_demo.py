@@ -1,16 +1,23 @@
 """The demo, run as a user runs it: real verl with real Ray actors, its picture, its traces, its end."""
 
+import contextlib
+import gzip
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from otel_rollout.trace_view import TrajectoryView, read_trajectories
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -18,8 +25,8 @@ RUN = EXAMPLES / "verl_demo" / "run.py"
 sys.path.append(str(EXAMPLES))
 
 from verl_demo import run as demo_run  # noqa: E402
-from verl_demo.questions import load_questions  # noqa: E402
-from verl_demo.script import plan  # noqa: E402
+from verl_demo.questions import Question, load_questions  # noqa: E402
+from verl_demo.script import Plan, plan  # noqa: E402
 from verl_demo.tokenizer import build_tokenizer  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -38,6 +45,7 @@ ERRORS = {
 class Demo:
     policy: str
     output: str
+    received: list[bytes]  # at the OTLP endpoint, where it had one
     traces: Path
     trajectories: list[TrajectoryView]
 
@@ -60,15 +68,40 @@ def processes_of(traces: Path) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="module", params=[("v1", "scripted"), ("v0", "hf")], ids=lambda param: "-".join(param))
+@contextlib.contextmanager
+def otlp_endpoint() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that keeps the bodies of what it is sent to its path for traces."""
+    received: list[bytes] = []
+
+    class Request(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/v1/traces":
+                received.append(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Request) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+
+
+@pytest.fixture(scope="module", params=[("v1", "scripted"), ("v0", "hf")], ids="-".join)
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Demo:
     trainer, policy = request.param
     out = tmp_path_factory.mktemp(f"demo-{trainer}")
     command = [sys.executable, RUN, "--trainer", trainer, "--policy", policy, "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=900, check=False)
+    with otlp_endpoint() as (address, received):
+        there = {"OTEL_EXPORTER_OTLP_ENDPOINT": address} if trainer == "v0" else {}
+        done = subprocess.run(command, capture_output=True, text=True, env={**environment(), **there}, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     traces = out / "traces"
-    return Demo(policy=policy, output=done.stdout, traces=traces, trajectories=list(read_trajectories(traces)))
+    views = list(read_trajectories(traces))
+    return Demo(policy=policy, output=done.stdout, received=received, traces=traces, trajectories=views)
 
 
 def passed_over(trajectory: TrajectoryView) -> str:
@@ -81,6 +114,13 @@ def final_answer(trajectory: TrajectoryView) -> str | None:
     said = [part["content"] for message in trajectory.messages for part in message["parts"] if part["type"] == "text"]
     found = re.findall(r"^Answer: (\S+?)(?:<\|im_end\|>)?$", said[-1], re.MULTILINE)
     return found[-1] if found else None
+
+
+def deserved(question: Question, scripted: Plan) -> float | None:
+    if scripted.behaviour == "cancelled":
+        return None
+    last = scripted.turns[-1]
+    return 1.0 if last.endswith(f"Answer: {question.answer}") else 0.1 if "Answer: " in last else 0.0
 
 
 def groups(demo: Demo) -> dict[tuple[int, int, bool], list[TrajectoryView]]:
@@ -126,7 +166,7 @@ def test_each_reward_is_what_the_answer_deserves(demo: Demo) -> None:
             continue
         question = QUESTIONS[trajectory.sample_index]
         answer = final_answer(trajectory)
-        right = answer is not None and float(answer) == pytest.approx(eval(question.expression))  # the file's own expression
+        right = answer is not None and float(answer) == pytest.approx(eval(question.expression))
         expected = 1.0 if right else 0.1 if answer is not None else 0.0
         assert trajectory.reward == expected, passed_over(trajectory)
         assert trajectory.rewards == {"reward": expected, "acc": float(right), "format": float(answer is not None)}
@@ -136,14 +176,7 @@ def test_the_rewards_of_a_group_are_those_of_the_script(demo: Demo) -> None:
     for (step, index, validate), members in groups(demo).items():
         question = QUESTIONS[index]
         plans = [plan(question, sample, 2 if validate else step - 1) for sample in range(len(members))]
-        expected = Counter()
-        for each in plans:
-            last = each.turns[-1]
-            if each.behaviour == "cancelled":
-                expected[None] += 1
-            else:
-                expected[1.0 if last.endswith(f"Answer: {question.answer}") else 0.1 if "Answer: " in last else 0.0] += 1
-        assert Counter(each.reward for each in members) == expected
+        assert Counter(each.reward for each in members) == Counter(deserved(question, each) for each in plans)
 
 
 def test_the_tool_calls_that_fail_are_those_of_the_script(demo: Demo) -> None:
@@ -207,7 +240,9 @@ def test_the_table_shows_what_the_traces_hold(demo: Demo) -> None:
         line = trajectory.summary
         row = next(text.split() for text in lines if text.endswith(line.trace_id[:8]))
         cells = [cell for cell in row if cell != "✓"]
-        assert cells[:7] == [str(cell) for cell in (line.step, line.sample_index, line.rollout_n, line.turns, line.tool_calls, line.tool_errors, line.response_tokens)]
+        identity = (line.step, line.sample_index, line.rollout_n)
+        counts = (line.turns, line.tool_calls, line.tool_errors, line.response_tokens)
+        assert cells[:7] == [str(cell) for cell in (*identity, *counts)]
         assert line.status in cells
         assert line.response_tokens > 0
     assert "68 trajectories (66 completed, 1 truncated, 1 cancelled)" in demo.output
@@ -216,14 +251,26 @@ def test_the_table_shows_what_the_traces_hold(demo: Demo) -> None:
 def test_the_picture_ends_with_a_trajectory_its_texts_and_the_way_back(demo: Demo) -> None:
     shown = demo.output.partition("trajectories (")[2]
     assert re.search(r"├── user  [A-Z].*\?", shown)
-    assert re.search(r"assistant .*\n.*Answer: \d", shown)
+    assert re.search(r"assistant  [^├]*Answer: \d", shown)
     assert re.search(r"error  \w+Error|error  unknown_tool", shown)
     assert f"otel-rollout show {demo.traces}" in demo.output
     found = subprocess.run(
         [Path(sys.executable).with_name("otel-rollout"), "show", demo.traces, "--status", "truncated"],
-        capture_output=True, text=True, env=environment(), timeout=120, check=False,
+        capture_output=True, text=True, env=environment(), timeout=120,
     )  # fmt: skip
     assert "I should look at the problem again" in found.stdout, found.stderr
+
+
+def test_with_an_otlp_endpoint_every_span_goes_there_too(demo: Demo) -> None:
+    requests = [ExportTraceServiceRequest.FromString(body) for body in demo.received]
+    scopes = [scope for request in requests for resource in request.resource_spans for scope in resource.scope_spans]
+    sent = Counter(span.span_id.hex() for scope in scopes for span in scope.spans)
+    written = {span.span_id for each in demo.trajectories for span in each.spans}
+    if demo.policy == "scripted":
+        assert not sent  # that run had no endpoint
+    else:
+        assert written <= set(sent)
+        assert set(sent.values()) == {1}
 
 
 def test_it_says_that_the_policy_is_no_model(demo: Demo) -> None:
@@ -255,7 +302,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
 
 
 def test_no_trace_is_a_failure_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nothing = demo_run.Plan(trainer="v1", policy="scripted", groups=1, steps=1, work=tmp_path, environment={})
+    nothing = demo_run.Job(trainer="v1", policy="scripted", groups=1, steps=1, work=tmp_path, environment={})
     assert demo_run.picture(tmp_path / "traces", nothing) == 1
     assert "no trace was found" in capsys.readouterr().err
 
@@ -263,7 +310,7 @@ def test_no_trace_is_a_failure_in_plain_words(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("arguments", [["--groups", "0"], ["--groups", "17"], ["--steps", "0"], ["--trainer", "v2"]])
 def test_wrong_arguments_are_refused_at_once(arguments: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, RUN, *arguments], capture_output=True, text=True, env=environment(), timeout=60, check=False
+        [sys.executable, RUN, *arguments], capture_output=True, text=True, env=environment(), timeout=60
     )
     assert done.returncode == 2
     assert arguments[0] in done.stderr
@@ -274,7 +321,12 @@ def test_earlier_traces_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "traces-host-1.jsonl").write_text("{}\n")
     done = subprocess.run(
-        [sys.executable, RUN, "--out", tmp_path], capture_output=True, text=True, env=environment(), timeout=60, check=False
+        [sys.executable, RUN, "--out", tmp_path],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 1
     assert "earlier run" in done.stderr

@@ -85,7 +85,7 @@ async def test_function_tools_async_and_sync(rollout):
     ("call", "error", "message"),
     [
         (("calculator", {"expression": "1/0"}), "ZeroDivisionError", "division by zero"),
-        (("divide", {"a": 1, "b": 0}), "ZeroDivisionError", "float division by zero"),
+        (("divide", {"a": 1, "b": 0}), "ZeroDivisionError", "division by zero"),
         (("weather", {"town": "Oslo"}), "TypeError", "weather() got an unexpected keyword argument 'town'"),
         (("unhappy", {}), "TimeoutError", "the sandbox did not answer"),
     ],
@@ -192,17 +192,12 @@ async def test_v1_records_tools_alike(rollout):
 
 
 async def test_without_content_names_counts_and_errors_stay(rollout, monkeypatch):
-    import otel_rollout
-    from otel_rollout import pipeline
-
-    provider = pipeline._pipeline.provider
-    pipeline.shutdown()
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT")
-    otel_rollout.configure(tracer_provider=provider)
-    view = await one(rollout, ("calculator", {"expression": "40+2"}), ("nothing", {}), token2text=True)
+    rollout.reconfigure()
+    view = await one(rollout, ("calculator", {"expression": "98765+1"}), ("nothing", {}), token2text=True)
     assert [described(span).keys() & {ARGUMENTS, RESULT} for span in view.tools] == [set(), set()]
     assert [span.attributes[NAME] for span in view.tools] == ["calculator", "nothing"]
     assert counts(view) == (2, 1)
     everything = json.dumps([[span.attributes, [event.attributes for event in span.events]] for span in view.spans])
-    for secret in ("problem 0", "40+2", "42", "seven"):
+    for secret in ("problem 0", "98765", "98766", "seven"):
         assert secret not in everything

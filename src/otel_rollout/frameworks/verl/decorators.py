@@ -24,7 +24,7 @@ class VerlOp(Chain):
 
     def inputs(self, call: Call) -> Any:
         """The inputs, without the messages that the root holds already."""
-        return {key: value for key, value in call.arguments.items() if key != "raw_prompt"}
+        return {key: _unboxed(value) for key, value in call.arguments.items() if key != "raw_prompt"}
 
     def outputs(self, call: Call, result: Any) -> Any:  # noqa: ARG002
         """An agent loop's output as lengths and scores; anything else as it is."""
@@ -46,8 +46,11 @@ class VerlOp(Chain):
             return
 
         def write() -> None:
-            call.span.set_attributes(turns.output_attributes(to_json(shown | run.texts(), limit=turns.TEXT_LIMIT)))
-            call.end_span()
+            try:
+                texts = run.texts(result.prompt_ids, result.response_ids)
+                call.span.set_attributes(turns.output_attributes(to_json(shown | texts, limit=turns.TEXT_LIMIT)))
+            finally:
+                call.end_span()
 
         call.held = trajectory.later(write)
         if not call.held:
@@ -62,9 +65,14 @@ def _agent_loop_output(output: Any) -> dict[str, Any]:
         "policy_tokens": sum(mask),
         "num_turns": output.num_turns,
         "reward_score": output.reward_score,
-        "metrics": output.metrics,
+        "metrics": dict(vars(output.metrics)),
         "extra_fields": {key: value for key, value in output.extra_fields.items() if key != "raw_prompt"},
     }
+
+
+def _unboxed(value: Any) -> Any:
+    """A numpy scalar, as rows of a batch are, as Python's."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 class ToolParsing(Chain):

@@ -10,6 +10,14 @@ _PATH_MARKS: Final = ("/", ".", "~")
 
 
 @dataclass(slots=True)
+class Piece:
+    """Token ids that a turn added, and their text once it is decoded (off the event loop)."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+@dataclass(slots=True)
 class AgentRun:
     """One agent loop run by a worker.
 
@@ -20,7 +28,7 @@ class AgentRun:
         agent_data: ToolAgentLoop's state, once it is known; holds the conversation.
         said: messages that the model has seen or made.
         last_finish: finish reason of the last turn.
-        prompts, completions: decoded texts of the turns, in order; filled off the event loop.
+        pieces: what the turns added, prompts and completions in turn, since the history was last rewritten.
         closing: the assistant's last text where ToolAgentLoop kept no message of it.
     """
 
@@ -30,8 +38,7 @@ class AgentRun:
     agent_data: Any = None
     said: int = 0
     last_finish: str | None = None
-    prompts: list[str] = field(default_factory=list)
-    completions: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     closing: str | None = None
 
     @property
@@ -66,10 +73,27 @@ class AgentRun:
         """Token ids as text, special tokens kept, as verl decodes them. Slow: never on the event loop."""
         return str(self.worker.tokenizer.decode(list(ids)))
 
-    def texts(self) -> dict[str, str]:
-        """The trajectory's prompt and response as text, put together from its turns."""
-        parts = [text for pair in zip(["", *self.prompts[1:]], self.completions, strict=False) for text in pair]
-        return {semconv.PROMPT_TEXT: "".join(self.prompts[:1]), semconv.RESPONSE_TEXT: "".join(parts)}
+    def texts(self, prompt_ids: list[int], response_ids: list[int]) -> dict[str, str]:
+        """The text of an agent loop's output. Slow where the turns do not cover it: never on the event loop."""
+        return {
+            semconv.PROMPT_TEXT: self._text(prompt_ids, 0),
+            semconv.RESPONSE_TEXT: self._text(response_ids, len(prompt_ids)),
+        }
+
+    def _text(self, ids: list[int], start: int) -> str:
+        """Ids that stand at `start` of the whole: the texts of the turns as far as they are the same tokens."""
+        texts: list[str] = []
+        covered, position = 0, 0
+        for piece in self.pieces:
+            begin, length = position - start, len(piece.ids)
+            position += length
+            if begin < 0:
+                continue
+            if piece.text is None or begin != covered or piece.ids != ids[begin : begin + length]:
+                break
+            texts.append(piece.text)
+            covered += length
+        return "".join(texts) + (self.decode(ids[covered:]) if covered < len(ids) else "")
 
     def conversation(self) -> list[Any]:
         """The messages that came after the prompt."""

@@ -31,8 +31,9 @@ class VerlTool(Tool):
         known = getattr(data, "_active_tools", loop.tools)
         call.notes = (asked, known.get(asked.name), [])
         super().begin(call, args)
-        if asked.tool_call_id is not None:
-            call.attributes[semconv.TOOL_CALL_ID] = asked.tool_call_id
+        identity = getattr(asked, "tool_call_id", None)
+        if identity is not None:
+            call.attributes[semconv.TOOL_CALL_ID] = identity
         tool = known.get(asked.name)
         if tool is not None:
             _watch(type(tool))

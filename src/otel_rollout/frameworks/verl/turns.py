@@ -8,7 +8,7 @@ from typing import Any, Final
 from otel_rollout import messages, semconv
 from otel_rollout.call import Call
 from otel_rollout.content import to_json
-from otel_rollout.frameworks.verl.run import AgentRun, current_run, model_name
+from otel_rollout.frameworks.verl.run import AgentRun, Piece, current_run, model_name
 from otel_rollout.frameworks.verl.switch import switch
 from otel_rollout.generation import Generation, Request, Response, Segment, Turn
 from otel_rollout.guard import guard
@@ -134,22 +134,21 @@ def _decode_later(run: AgentRun, call: Call, spoken: list[Any] | None) -> bool:
     turn: Turn = call.notes
     if turn.response is None or call.trajectory is None:
         return False
-    completion, delta, number = (
-        turn.response.token_ids,
-        turn.opened.delta if turn.opened is not None else (),
-        len(run.completions),
-    )
-    run.prompts.append("")
-    run.completions.append("")
+    opened = turn.opened
+    prompt = Piece([] if opened is None else opened.delta.tolist())
+    completion = Piece(list(turn.response.token_ids))
+    if opened is not None and opened.rebased:
+        run.pieces.clear()
+    run.pieces += (prompt, completion)
 
     def write() -> None:
         try:
-            run.completions[number] = text = run.decode(completion)
+            completion.text = text = run.decode(completion.ids)
             found: dict[str, Any] = {}
             if switch.token2text:
-                run.prompts[number] = prompt = run.decode(delta)
+                prompt.text = run.decode(prompt.ids)
                 found = output_attributes(
-                    to_json({semconv.PROMPT_TEXT: prompt, semconv.RESPONSE_TEXT: text}, limit=TEXT_LIMIT)
+                    to_json({semconv.PROMPT_TEXT: prompt.text, semconv.RESPONSE_TEXT: text}, limit=TEXT_LIMIT)
                 )
             if spoken is None:
                 run.closing = text
