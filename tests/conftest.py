@@ -33,7 +33,7 @@ def clean_telemetry(monkeypatch):
 
 @pytest.fixture
 def spans(clean_telemetry):
-    """An InMemorySpanExporter behind the provider that `configure` was given; call `otel_rollout.flush()` before reading."""
+    """An InMemorySpanExporter behind the provider given to `configure`; call `otel_rollout.flush()` before reading."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics, trace
@@ -20,7 +21,7 @@ from otel_rollout.late import late
 from otel_rollout.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 
 _LENGTH_LIMITS: Final = ("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT")
 _SHUTDOWN_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Built:
+    """An exporter, and how to make it again where it came from a name."""
+
+    name: str
+    exporter: "SpanExporter"
+    rebuild: "Callable[[], SpanExporter] | None" = None
 
 
 @dataclass(slots=True)
@@ -91,7 +101,7 @@ def configure(
         pipeline = _Pipeline()
         built = _build_exporters(exporters, has_host=_host_provider(tracer_provider) is not None)
         _attach_provider(pipeline, tracer_provider, built, project_name)
-        _attach_metrics(pipeline, meter_provider, [name for name, _ in built])
+        _attach_metrics(pipeline, meter_provider, [one.name for one in built])
         tracer = bindings.scoped_tracer(pipeline.provider)
         pipeline.binding = (
             None if tracer is None else Binding(tracer=tracer, settings=Settings.from_environment(), **names)
@@ -113,16 +123,16 @@ def _host_provider(given: trace.TracerProvider | None) -> trace.TracerProvider |
     return provider
 
 
-def _build_exporters(wanted: Any, *, has_host: bool) -> "list[tuple[str, SpanExporter]]":
+def _build_exporters(wanted: Any, *, has_host: bool) -> list[_Built]:
     if wanted is None and has_host:
         return []
-    built: list[tuple[str, SpanExporter]] = []
+    built: list[_Built] = []
     for item in found.resolve(wanted):
         if not isinstance(item, str):
-            built.append((type(item).__name__, item))
+            built.append(_Built(name=type(item).__name__, exporter=item))
             continue
         try:
-            built.append((item, found.build(item)))
+            built.append(_Built(name=item, exporter=found.build(item), rebuild=partial(found.build, item)))
         except found.ExporterError as error:
             if wanted is not None:
                 raise
@@ -133,7 +143,7 @@ def _build_exporters(wanted: Any, *, has_host: bool) -> "list[tuple[str, SpanExp
 def _attach_provider(
     pipeline: _Pipeline,
     given: trace.TracerProvider | None,
-    built: "list[tuple[str, SpanExporter]]",
+    built: list[_Built],
     project_name: str | None,
 ) -> None:
     pipeline.provider = _host_provider(given)
@@ -143,7 +153,7 @@ def _attach_provider(
 
 
 def _global_provider_of_ours(project_name: str | None) -> trace.TracerProvider:
-    global _own_provider
+    global _own_provider  # noqa: PLW0603  as `_pipeline`
     from opentelemetry.sdk.trace import TracerProvider
 
     if _own_provider is None or trace.get_tracer_provider() is not _own_provider:
@@ -152,18 +162,23 @@ def _global_provider_of_ours(project_name: str | None) -> trace.TracerProvider:
     return _own_provider
 
 
-def _add_processors(pipeline: _Pipeline, built: "list[tuple[str, SpanExporter]]") -> None:
+def _add_processors(pipeline: _Pipeline, built: list[_Built]) -> None:
     from otel_rollout.processor import RolloutSpanProcessor
 
-    for name, exporter in built:
+    for one in built:
         processor = RolloutSpanProcessor(
-            exporter, name=name, busy=_busy, shutdown_timeout=_SHUTDOWN_SECONDS, **_queue_settings()
+            one.exporter,
+            name=one.name,
+            busy=_busy,
+            rebuild=one.rebuild,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            **_queue_settings(),
         )
         pipeline.provider.add_span_processor(processor)
         pipeline.processors.append(processor)
-        pipeline.names.append(name)
-        path = getattr(exporter, "path", None)
-        logger.info("otel-rollout: trajectories go to %s%s", name, f" ({path})" if path else "")
+        pipeline.names.append(one.name)
+        path = getattr(one.exporter, "path", None)
+        logger.info("otel-rollout: trajectories go to %s%s", one.name, f" ({path})" if path else "")
 
 
 def _busy() -> bool:
@@ -244,8 +259,8 @@ def _extend(
             "configure:provider", "configure() was called before with another tracer provider; the first one stays"
         )
     if wanted is not None:
-        known = [*pipeline.names, *(processor.exporter for processor in pipeline.processors)]
-        new = [item for item in found.resolve(wanted) if not any(item is one or item == one for one in known)]
+        attached = [*pipeline.names, *(processor.exporter for processor in pipeline.processors)]
+        new = [item for item in found.resolve(wanted) if item not in attached]
         _add_processors(pipeline, _build_exporters(new, has_host=False))
     if pipeline.binding is None:
         return

@@ -38,6 +38,7 @@ class RolloutSpanProcessor(SpanProcessor):
         delay: seconds between two looks at the queue.
         shutdown_timeout: seconds that a shutdown may take.
         busy: whether the host is in the middle of rollouts.
+        rebuild: makes the exporter anew in a forked child, which must not write to its parent's connections.
     """
 
     def __init__(
@@ -52,13 +53,16 @@ class RolloutSpanProcessor(SpanProcessor):
         delay: float = 0.5,
         shutdown_timeout: float = 5.0,
         busy: Callable[[], bool] = lambda: False,
+        rebuild: Callable[[], SpanExporter] | None = None,
     ) -> None:
         self.exporter, self.name = exporter, name or type(exporter).__name__
         self._limits = (max_queue_spans, max_queue_bytes)
         self._batch_limits = (max_batch_spans, max_batch_bytes)
         self._delay, self._timeout, self._busy = delay, shutdown_timeout, busy
         self.counts: dict[str, int] = {"sent": 0, "dropped": 0}
-        self._closed = False
+        self._rebuild = rebuild
+        self._inherited: SpanExporter | None = None
+        self._forked = self._closed = False
         self._reset()
         _processors.add(self)
 
@@ -108,6 +112,10 @@ class RolloutSpanProcessor(SpanProcessor):
         # What an exporter does (an HTTP call) is not part of any trajectory.
         key = otel_context._SUPPRESS_INSTRUMENTATION_KEY  # noqa: SLF001  the SDK has no public name for it
         otel_context.attach(otel_context.set_value(key, value=True))
+        if self._forked and self._rebuild is not None:
+            with guard(f"make {self.name} anew after a fork"):
+                # The old one is kept: its end, too, would be seen on the connections of the parent.
+                self._inherited, self.exporter = self.exporter, self._rebuild()
         while True:
             with self._changed:
                 if not self._hurry and not self._closed:
@@ -213,6 +221,7 @@ class RolloutSpanProcessor(SpanProcessor):
     def after_fork(self) -> None:
         """In a forked child: the parent sends what the parent queued."""
         if self._pid != os.getpid():
+            self._forked = True
             self._reset()
 
 

@@ -8,7 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -26,6 +26,7 @@ from otel_rollout.metrics import instruments
 from otel_rollout.tally import Tally, measure_reward, reward_key
 from otel_rollout.tokens import TokenLedger
 
+F = TypeVar("F", bound=Callable[..., Any])
 _current: Final[ContextVar["Trajectory | None"]] = ContextVar("otel_rollout_trajectory", default=None)
 
 
@@ -310,7 +311,7 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
     ) -> None:
         self.__exit__(kind, error, stack)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: F) -> F:
         """Decorate a function: each call of it is a trajectory of its own.
 
         Raises:
@@ -332,4 +333,4 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
                 with copy.copy(self):
                     return function(*args, **kwargs)
 
-        return in_trajectory
+        return in_trajectory  # type: ignore[return-value]

@@ -60,8 +60,9 @@ async def _bytes(*, folder: str, endpoint: str, row: str, turns: int) -> dict[st
 
 
 async def _sizes(*, folder: str, endpoint: str, turns: int, trajectories: int = 16) -> dict[str, Any]:
-    import otel_rollout
     from breakdown import Breakdown
+
+    import otel_rollout
 
     counted = Breakdown()
     otel_rollout.configure(PROJECT, PROJECT, exporters=[counted])

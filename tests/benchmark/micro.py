@@ -25,7 +25,7 @@ async def nothing(number: int) -> int:
 
 
 async def measure(mode: str) -> dict[str, float]:
-    """Microseconds of an op that does nothing, less the same function undecorated, and of opening and closing a trajectory."""
+    """Microseconds of an op that does nothing (less the function itself), and of opening and closing a trajectory."""
     import otel_rollout
     from otel_rollout import rollout_trace_attr, rollout_trace_op
 

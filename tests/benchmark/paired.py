@@ -11,13 +11,23 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch of trajectories. Times in seconds; `cpu` is of the whole process, the flush included."""
+    """One batch of trajectories. Times in seconds.
+
+    Attributes:
+        wall: until all its trajectories are there.
+        cpu: of the whole process, the flush included.
+        loop_cpu: of the event loop's thread.
+        flush: until everything that was traced is delivered.
+        stall: longest time that the loop came back too late.
+        busy: most CPU time that the loop's thread used between two heartbeats: a stall without what others did.
+    """
 
     wall: float
     cpu: float
     loop_cpu: float
     flush: float
     stall: float
+    busy: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +47,17 @@ def spread(values: list[float]) -> Spread:
     return Spread(median=median, low=low, high=high)
 
 
-async def heartbeat(gaps: list[float], period: float = 0.001) -> None:
-    """Sleep again and again and note how much later than asked the loop came back."""
-    loop = asyncio.get_running_loop()
+async def heartbeat(gaps: list[tuple[float, float]], period: float = 0.001) -> None:
+    """Sleep again and again and note how much later than asked the loop came back, and its CPU time meanwhile."""
     while True:
-        before = loop.time()
+        before, cpu = time.perf_counter(), time.thread_time()
         await asyncio.sleep(period)
-        gaps.append(loop.time() - before - period)
+        gaps.append((time.perf_counter() - before - period, time.thread_time() - cpu))
 
 
 async def timed_batch(work: Callable[[], Awaitable[Any]], flush: Callable[[], None] | None, *, beat: bool) -> Batch:
     """Run one batch; `flush` waits outside of its wall time, its CPU time counts."""
-    gaps: list[float] = [0.0]
+    gaps: list[tuple[float, float]] = [(0.0, 0.0)]
     gc.collect()
     pulse = asyncio.create_task(heartbeat(gaps)) if beat else None
     await asyncio.sleep(0.02)
@@ -63,7 +72,9 @@ async def timed_batch(work: Callable[[], Awaitable[Any]], flush: Callable[[], No
     if flush is not None:
         flush()
     flushed = time.perf_counter() - began
-    return Batch(wall=wall, cpu=time.process_time() - cpu, loop_cpu=loop_cpu, flush=flushed, stall=max(gaps))
+    cpu = time.process_time() - cpu
+    late, busy = (max(column) for column in zip(*gaps, strict=True))
+    return Batch(wall=wall, cpu=cpu, loop_cpu=loop_cpu, flush=flushed, stall=late, busy=busy)
 
 
 async def pairs(
@@ -126,15 +137,19 @@ def summary(found: list[tuple[Batch, Batch]], trajectories: int, ops: int) -> di
 
 
 def stalls(found: list[tuple[Batch, Batch]]) -> dict[str, Any]:
-    """The longest gap of the heartbeat in each batch, in milliseconds."""
-    plain, traced = [before.stall * 1000 for before, _ in found], [after.stall * 1000 for _, after in found]
+    """The longest gap of the heartbeat in each batch, and the most CPU time within one, in milliseconds."""
+    kinds = {name: [[getattr(batch, name) * 1000 for batch in pair] for pair in found] for name in ("stall", "busy")}
+    medians = {name: [statistics.median(column) for column in zip(*kinds[name], strict=True)] for name in kinds}
     return {
         "batches": len(found),
-        "untraced": statistics.median(plain),
-        "traced": statistics.median(traced),
-        "added": statistics.median(traced) - statistics.median(plain),
-        "added_paired": asdict(spread([after - before for before, after in zip(plain, traced, strict=True)])),
-        "worst_untraced": max(plain),
-        "worst_traced": max(traced),
-        "wall_ratio": statistics.median(after.wall / before.wall for before, after in found),
+        "untraced": medians["stall"][0],
+        "traced": medians["stall"][1],
+        "added": medians["stall"][1] - medians["stall"][0],
+        "added_paired": asdict(spread([traced - plain for plain, traced in kinds["stall"]])),
+        "worst_untraced": max(plain for plain, _ in kinds["stall"]),
+        "worst_traced": max(traced for _, traced in kinds["stall"]),
+        "busy_untraced": medians["busy"][0],
+        "busy_traced": medians["busy"][1],
+        "busy_added": medians["busy"][1] - medians["busy"][0],
+        "wall_ratio": statistics.median(traced.wall / plain.wall for plain, traced in found),
     }

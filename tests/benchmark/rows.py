@@ -1,4 +1,4 @@
-"""The rows of the table: each a way to trace, how it is switched on and off between batches, and where its bytes are."""
+"""The rows of the table: each a way to trace, how it is switched on and off, and where its bytes are."""
 
 import json
 import os
@@ -149,7 +149,7 @@ def size_of(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.stat(os.path.join(parent, name)).st_size
+                total += Path(parent, name).stat().st_size
             except OSError:  # it was there a moment ago
                 continue
     return total

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -74,9 +73,12 @@ class Run:
         return self.found
 
     def _try(self, name: str) -> None:
-        part: Callable[[], None] = getattr(self, f"_{name}", lambda: self._row(name))
+        part = getattr(self, f"_{name}", None)
         try:
-            part()
+            if part is None:
+                self._row(name)
+            else:
+                part()
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             self.found["errors"][name] = str(error)
 

@@ -1,4 +1,4 @@
-"""A process that takes OTLP over HTTP, counts the bytes and throws them away; prints its port. GET answers the counts."""
+"""Takes OTLP over HTTP, counts the bytes and throws them away. Prints its port; GET answers the counts."""
 
 import json
 from collections import Counter
@@ -12,13 +12,13 @@ class Sink(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:  # noqa: N802  the server's name for it
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         COUNTS[self.path] += len(body)
         COUNTS["requests " + self.path] += 1
         self._answer(b"", "application/x-protobuf")
 
-    def do_GET(self) -> None:  # noqa: N802  the server's name for it
+    def do_GET(self) -> None:
         self._answer(json.dumps(COUNTS).encode(), "application/json")
 
     def _answer(self, body: bytes, kind: str) -> None:

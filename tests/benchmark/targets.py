@@ -34,7 +34,7 @@ def _speed(report: dict[str, Any]) -> list[Verdict]:
         if row is None:
             continue
         ratio, per_op = row["wall_ratio"]["median"], row["added_ms_per_op"]["median"]
-        found.append(_verdict(f"{name}: wall ratio", f"{ratio:.2f}", f"≤ {WALL_RATIO}", ratio <= WALL_RATIO))
+        found.append(_verdict(f"{name}: wall ratio", f"{ratio:.3f}", f"≤ {WALL_RATIO}", ratio <= WALL_RATIO))
         found.append(_verdict(f"{name}: added per op", f"{per_op:.3f} ms", f"≤ {MS_PER_OP} ms", per_op <= MS_PER_OP))
         if "stall_ms" in row:
             added = row["stall_ms"]["added"]
@@ -68,9 +68,11 @@ def _memory(report: dict[str, Any]) -> list[Verdict]:
     count = memory["trajectories"]
     return [
         _verdict(
-            f"memory after {count} trajectories", f"{grown:+.1f} MB, {left} objects of ours",
-            f"≤ {RSS_MB:.0f} MB, 0 objects", grown <= RSS_MB and left <= 0,
-        )  # fmt: skip
+            f"memory after {count} trajectories",
+            f"{grown:+.1f} MB, {left} objects of ours",
+            f"≤ {RSS_MB:.0f} MB, 0 objects",
+            grown <= RSS_MB and left <= 0,
+        )
     ]
 
 

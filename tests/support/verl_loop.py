@@ -1,4 +1,4 @@
-"""The real verl 0.9.1 in one process and without Ray: configuration, clients, workers, batches, and a step of either trainer.
+"""The real verl 0.9.1 in one process and without Ray: configuration, clients, workers, batches, a step of each trainer.
 
 Real: AgentLoopWorker, AgentLoopWorkerTQ, both managers, ToolAgentLoop, the hermes parser, LLMServerClient and its fully
 asynchronous subclass, the load balancer, RewardLoopWorker, hydra's configuration. Not real: the inference server
@@ -30,10 +30,32 @@ from verl_model import load_tokenizer, model_dir
 from verl_server import Reply, ScriptedServer, ServerCall, tool_call
 
 __all__ = [
-    "CALCULATOR", "FUNCTIONS", "DictQueue", "Local", "Reply", "ScriptedServer", "ServerCall", "batch_v0", "batch_v1", "client", "config",
-    "load_tokenizer", "manager_v0", "manager_v1", "model_dir", "new_trace_config", "reward_handles", "run_v0", "run_v1", "tool_call",
-    "worker_v0", "worker_v1",
-]  # fmt: skip
+    "CALCULATOR",
+    "FUNCTIONS",
+    "DictQueue",
+    "Local",
+    "Reply",
+    "ScriptedServer",
+    "ServerCall",
+    "batch_v0",
+    "batch_v1",
+    "client",
+    "config",
+    "load_tokenizer",
+    "manager_v0",
+    "manager_v1",
+    "model_dir",
+    "new_trace_config",
+    "prompts",
+    "reward_handles",
+    "run_v0",
+    "run_v1",
+    "tool_call",
+    "worker_v0",
+    "worker_v1",
+    "write_reward",
+    "write_tools",
+]
 
 CALCULATOR = {"calculator": "verl_tools.Calculator"}
 FUNCTIONS = str(Path(__file__).with_name("verl_functions.py"))
@@ -46,12 +68,13 @@ _PARAMETERS = {
 _REWARD = """\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     right = "seven" in solution_str
-    return {"score": 1.0 if right else 0.0, "acc": right, "format": 0.5, "turns": int(extra_info["num_turns"]), "note": "text"}
+    parts = {"acc": right, "format": 0.5, "turns": int(extra_info["num_turns"]), "note": "text"}
+    return {"score": 1.0 if right else 0.0, **parts}
 """
 
 
 def write_tools(path: str | Path, tools: Mapping[str, str], **settings: Any) -> str:
-    """verl's tools.yaml for tools by name: ``{"calculator": "module.Class"}``; `settings` go into each tool's config."""
+    """verl's tools.yaml for tools by name (``{"calculator": "module.Class"}``); `settings` go into each one's config."""
     from omegaconf import OmegaConf
 
     entries = []
@@ -161,7 +184,7 @@ def config(
 
 
 class Local:
-    """``handle.method.remote(...)`` on an object of this process: a task or a finished future instead of Ray's reference."""
+    """``handle.method.remote(...)`` on an object of this process: a task or a finished future, no reference of Ray's."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -184,7 +207,7 @@ class _LocalMethod:
 
 
 def client(cfg: Any, *servers: Any, fully_async: bool = False) -> Any:
-    """verl's LLMServerClient (or FullyAsyncLLMServerClient, which resumes aborted generations) over its own load balancer."""
+    """verl's LLMServerClient, or its fully asynchronous one that resumes aborted generations, over its load balancer."""
     from verl.workers.rollout import llm_server
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
@@ -208,7 +231,7 @@ def new_trace_config() -> None:
 
 
 def worker_v0(cfg: Any, llm_client: Any, *, reward: bool = False) -> Any:
-    """An AgentLoopWorker of trainer v0 (also of one_step_off and fully_async_policy). Make it inside a running event loop."""
+    """A worker of trainer v0, also of one_step_off and fully_async_policy. Make it inside a running event loop."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     new_trace_config()
@@ -216,7 +239,7 @@ def worker_v0(cfg: Any, llm_client: Any, *, reward: bool = False) -> Any:
 
 
 def worker_v1(cfg: Any, llm_client: Any, *, reward: bool = False) -> Any:
-    """An AgentLoopWorkerTQ of trainer v1, verl's default; its queue is `worker.queue`. Make it inside a running event loop."""
+    """A worker of trainer v1, the default; its queue is `worker.queue`. Make it inside a running event loop."""
     from verl.trainer.ppo.v1 import agent_loop_tq
 
     new_trace_config()
@@ -284,7 +307,7 @@ def batch_v0(
     agent: str | None = "tool_agent",
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Any:
-    """A DataProto as trainer v0 makes it: each of `count` prompts repeated `group` times, the rows of a group side by side.
+    """A DataProto as trainer v0 makes it: `count` prompts, each repeated `group` times in neighbouring rows.
 
     Args:
         messages: the prompts themselves, each a list of messages.
@@ -293,7 +316,6 @@ def batch_v0(
         columns: more columns, a value per prompt; repeated too.
     """
     import numpy as np
-
     from verl.protocol import DataProto
 
     given = messages if messages is not None else prompts(count, prompt_tokens)
@@ -324,7 +346,7 @@ def batch_v1(
     indices: Sequence[Any] | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Any:
-    """A TensorDict as trainer v1 makes it: one row a prompt; the worker starts the group. ``list(batch["uid"])`` names the groups.
+    """A TensorDict as trainer v1 makes it: one row a prompt; the worker starts the group, named by ``batch["uid"]``.
 
     Args:
         indices: ``extra_info.index`` of each prompt; verl has 0 for all where a dataset has none.
@@ -360,7 +382,7 @@ async def run_v1(*workers: Any, batch: Any, manager: Any = None) -> dict[str, st
     Without a manager the first worker gets the whole batch.
     """
     uids = [str(uid) for uid in batch["uid"]]
-    partition = "val" if "validate" in batch and batch["validate"] else "train"
+    partition = "val" if batch.get("validate") else "train"
     if manager is None:
         await workers[0].generate_sequences(batch)
     else:
@@ -378,7 +400,7 @@ def _ray_get() -> Any:
     from verl.trainer.ppo.v1 import agent_loop_tq
 
     class Waiting:
-        calls: list[Any] = []  # noqa: RUF012
+        calls: list[Any] = []
 
         def get(self, tasks: list[Any]) -> None:
             self.calls = tasks

@@ -1,5 +1,6 @@
 """Agent loops as a user writes them, decorated with verl's own decorator."""
 
+import contextlib
 import json
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
@@ -46,14 +47,14 @@ class SearchAgentLoop(AgentLoopBase):
         searcher = Searcher("wiki")
         prompt_ids = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
         first = await self.server_manager.generate(
-            request_id="mine", prompt_ids=prompt_ids, sampling_params=sampling_params | {"max_tokens": 64, "stop": ["\n"]}
+            request_id="mine",
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params | {"max_tokens": 64, "stop": ["\n"]},
         )
         hits = await searcher.search(shorten("sun and moon"))
         added = self.tokenizer.encode(Searcher.join(hits))
-        try:
+        with contextlib.suppress(ValueError):
             await searcher.search("")
-        except ValueError:
-            pass
         whole = prompt_ids + first.token_ids + added
         second = await self.server_manager.generate(
             request_id="mine", prompt_ids=whole, sampling_params=sampling_params

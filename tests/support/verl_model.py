@@ -1,4 +1,4 @@
-"""A model directory for verl without a hub: a synthetic tokenizer of Qwen's size and shape, and a Qwen2 configuration."""
+"""A model directory for verl without a hub: a made-up tokenizer of Qwen's size and a Qwen2 configuration."""
 
 import functools
 from itertools import chain, product
@@ -30,7 +30,8 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant' + ('\n' + message.content if message.content else '') -}}
 {%- for call in message.tool_calls -%}
 {%- set function = call.function if call.function is defined else call -%}
-{{- '\n<tool_call>\n{"name": "' + function.name + '", "arguments": ' + (function.arguments | tojson) + '}\n</tool_call>' -}}
+{{- '\n<tool_call>\n{"name": "' + function.name + '", "arguments": ' -}}
+{{- (function.arguments | tojson) + '}\n</tool_call>' -}}
 {%- endfor -%}
 {{- '<|im_end|>\n' -}}
 {%- elif message.role != 'system' or not loop.first -%}

@@ -1,6 +1,7 @@
 """Two steps of verl's default trainer on a Ray cluster of this machine; one of the two workers is killed between them.
 
-Run as a script: ``verl_ray.py <directory>``. Traces go where the environment says; the last line printed is JSON about what ran.
+Run as a script: ``verl_ray.py <directory>``. Traces go where the environment says; the last line that it prints is JSON
+about what ran.
 """
 
 import json

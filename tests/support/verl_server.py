@@ -11,7 +11,7 @@ from verl_model import load_tokenizer
 
 
 def tool_call(name: str, arguments: Any) -> str:
-    """A tool call in the Hermes format; `arguments` that are a string go in as they are, to be able to write bad JSON."""
+    """A tool call in the Hermes format; `arguments` that are a string go in as they are: they may be bad JSON."""
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>'
 
@@ -23,8 +23,8 @@ class Reply:
     Attributes:
         text: encoded at the end of the generated tokens.
         tokens: length of the generation; random tokens fill it up before the text.
-        stop_reason: verl's: ``completed``, ``aborted``, or None. The end-of-text token is appended where it is ``completed`` and `closed`.
-        closed: False leaves the end-of-text token out, as a generation that ran into its limit.
+        stop_reason: verl's: ``completed``, ``aborted``, or None.
+        closed: end a completed generation with the end token; False for one that ran into its limit.
         cuts: lengths after which a weight update aborts the generation; a resumed request gets the next part.
         versions: policy version of each part; the last one holds for the rest.
         cached: tokens that the prefix cache had; preempted: how often the engine preempted the request.
@@ -73,8 +73,8 @@ class ScriptedServer:
         gen_tokens: generated tokens of each turn of the default script.
         latency: seconds that each request takes.
         call: the tool call of the default script.
-        script: instead of the default script: the replies by turn (the last one repeats), or ``script(turn, prompt_text)``; turns
-            count from 1.
+        script: instead of the default: the replies by turn (the last one repeats), or ``script(turn, prompt_text)``;
+            turns count from 1.
         logprobs: give log-probabilities back.
         record: keep every request in `calls`.
     """
@@ -121,9 +121,14 @@ class ScriptedServer:
         if self.record:
             self.calls.append(
                 ServerCall(
-                    turn=self.turn_of(plan.prompt), prompt_ids=list(prompt_ids), token_ids=list(ids), stop_reason=stop,
-                    sampling_params=dict(sampling_params), version=version, logprobs=logprobs,
-                )  # fmt: skip
+                    turn=self.turn_of(plan.prompt),
+                    prompt_ids=list(prompt_ids),
+                    token_ids=list(ids),
+                    stop_reason=stop,
+                    sampling_params=dict(sampling_params),
+                    version=version,
+                    logprobs=logprobs,
+                )
             )
         return TokenOutput(
             token_ids=ids, log_probs=logprobs, stop_reason=stop, num_preempted=reply.preempted, extra_fields=extra
@@ -141,7 +146,11 @@ class ScriptedServer:
     def _plan(self, prompt_ids: list[int]) -> _Plan:
         for plan in self._plans:
             known = len(plan.prompt)
-            if plan.part and prompt_ids[:known] == plan.prompt and plan.ids[: len(prompt_ids) - known] == prompt_ids[known:]:
+            if (
+                plan.part
+                and prompt_ids[:known] == plan.prompt
+                and plan.ids[: len(prompt_ids) - known] == prompt_ids[known:]
+            ):
                 return plan
         reply = self._reply(prompt_ids)
         plan = _Plan(list(prompt_ids), self._ids(reply), reply)

@@ -1,4 +1,4 @@
-"""Real tools for verl's ToolAgentLoop, loaded by its own registry: classes that decorate ``execute`` and one that does not."""
+"""Real tools for verl's ToolAgentLoop, loaded by its own registry; some decorate ``execute`` and some do not."""
 
 import ast
 import operator

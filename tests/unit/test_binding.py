@@ -74,7 +74,9 @@ def test_a_disabled_sdk_is_off(monkeypatch):
     assert memory.get_finished_spans() == ()
 
 
-@pytest.mark.parametrize(("value", "called"), [("otlp_file", 1), (" console ", 1), ("none", 0), ("NONE", 0), ("", 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("value", "called"), [("otlp_file", 1), (" console ", 1), ("none", 0), ("NONE", 0), ("", 0), (None, 0)]
+)
 def test_the_environment_configures_on_first_use_and_once(monkeypatch, value, called):
     if value is not None:
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", value)

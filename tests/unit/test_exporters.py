@@ -81,7 +81,9 @@ def test_a_missing_extra_names_the_command(monkeypatch, name):
 def test_grpc_without_its_extra_names_the_command(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     real = exporters.entry_points
-    monkeypatch.setattr(exporters, "entry_points", lambda group: {k: v for k, v in real(group).items() if "grpc" not in k})
+    monkeypatch.setattr(
+        exporters, "entry_points", lambda group: {k: v for k, v in real(group).items() if "grpc" not in k}
+    )
     with pytest.raises(ExporterError) as caught:
         build("otlp")
     assert "pip install 'otel-rollout[grpc]'" in str(caught.value)
@@ -90,7 +92,10 @@ def test_grpc_without_its_extra_names_the_command(monkeypatch):
 
 @pytest.mark.parametrize(
     ("target", "said"),
-    [("otel_rollout_no_such_module:X", "cannot be imported"), ("decimal:Decimal.from_float", "refuses its configuration")],
+    [
+        ("otel_rollout_no_such_module:X", "cannot be imported"),
+        ("decimal:Decimal.from_float", "refuses its configuration"),
+    ],
 )
 def test_an_exporter_that_cannot_be_built_says_why(monkeypatch, target, said):
     point = EntryPoint("broken", target, exporters.GROUP)
@@ -113,7 +118,10 @@ def test_known_names_work_here():
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://10.0.0.1:9999"}, ("10.0.0.1", 9999)),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://api.example.com/otlp"}, ("api.example.com", 443)),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h"}, ("h", 80)),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t:2/v1/traces"}, ("t", 2)),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t:2/v1/traces"},
+            ("t", 2),
+        ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, ("collector", 4317)),
     ],
 )

@@ -28,7 +28,11 @@ def test_a_token_in_token_out_generation_by_the_letter(spans):
     with rollout_trace_attr():
         generate([1, 2, 3], {"temperature": 1, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.1})
     (span,) = turns(spans)
-    assert (span.name, span.kind, span.status.status_code) == ("text_completion unknown", SpanKind.CLIENT, StatusCode.UNSET)
+    assert (span.name, span.kind, span.status.status_code) == (
+        "text_completion unknown",
+        SpanKind.CLIENT,
+        StatusCode.UNSET,
+    )
     found = {key: value for key, value in span.attributes.items() if not key.startswith("rollout.token_delta")}
     assert found == {
         "openinference.span.kind": "LLM",
@@ -50,7 +54,9 @@ def test_a_token_in_token_out_generation_by_the_letter(spans):
 CHAT = SimpleNamespace(
     id="r-1",
     choices=[SimpleNamespace(message={"role": "assistant", "content": "4"}, finish_reason="length")],
-    usage=SimpleNamespace(prompt_tokens=11, completion_tokens=1, prompt_tokens_details=SimpleNamespace(cached_tokens=8)),
+    usage=SimpleNamespace(
+        prompt_tokens=11, completion_tokens=1, prompt_tokens_details=SimpleNamespace(cached_tokens=8)
+    ),
 )
 
 
@@ -92,7 +98,9 @@ def test_a_text_prompt_and_a_text_result(spans):
     with rollout_trace_attr():
         complete("hi")
     (span,) = turns(spans)
-    assert json.loads(span.attributes["gen_ai.input.messages"]) == [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]
+    assert json.loads(span.attributes["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
+    ]
     assert json.loads(span.attributes["gen_ai.output.messages"]) == [
         {"role": "assistant", "parts": [{"type": "text", "content": "there"}]}
     ]
@@ -149,7 +157,16 @@ def test_a_failed_generation(spans):
 
 def test_sampling_parameters_keep_standard_names_and_types():
     found = sampling_attributes(
-        {"temperature": "0.5", "top_k": 5.0, "max_new_tokens": 7, "seed": None, "stop": ["a", 1], "n": 2, "logprobs": True, "top_p": "x"}
+        {
+            "temperature": "0.5",
+            "top_k": 5.0,
+            "max_new_tokens": 7,
+            "seed": None,
+            "stop": ["a", 1],
+            "n": 2,
+            "logprobs": True,
+            "top_p": "x",
+        }
     )
     assert found == {
         "gen_ai.request.temperature": 0.5,
@@ -185,8 +202,13 @@ def test_sampling_parameters_of_an_unknown_form_are_left_out(spans, params):
 
 
 @pytest.mark.parametrize(
-    "result", [None, 7, [], {}, object(), [1, 2], {"choices": []}, {"choices": [{}]}, {"choices": 3}, {"token_ids": None}, {"token_ids": "text"}, {"token_ids": [None]}]
-)  # fmt: skip
+    "result",
+    [
+        *(None, 7, [], {}, object(), [1, 2]),
+        *({"choices": choices} for choices in ([], [{}], 3)),
+        *({"token_ids": ids} for ids in (None, "text", [None])),
+    ],
+)
 def test_any_result_leaves_a_turn(spans, result, monkeypatch):
     monkeypatch.delenv("OTEL_ROLLOUT_RERAISE")
 
@@ -213,9 +235,20 @@ class Partial(Generation):
     def response(self, call, result):
         turn = call.notes
         for number, (version, ids) in enumerate(result):
-            part = Response(token_ids=ids, output_tokens=len(ids), policy_version=version, finish_reason="abort" if number == 0 else "stop")
+            part = Response(
+                token_ids=ids,
+                output_tokens=len(ids),
+                policy_version=version,
+                finish_reason="abort" if number == 0 else "stop",
+            )
             turn.segments.append(Segment(call.started + number, call.started + number + 1, part))
-        return Response(token_ids=[i for _, ids in result for i in ids], policy_version=result[-1][0], preemptions=2, server_address="node1:8000", finish_reason="stop")
+        return Response(
+            token_ids=[i for _, ids in result for i in ids],
+            policy_version=result[-1][0],
+            preemptions=2,
+            server_address="node1:8000",
+            finish_reason="stop",
+        )
 
 
 def test_a_partial_rollout_has_a_child_for_each_segment(spans):
@@ -224,14 +257,30 @@ def test_a_partial_rollout_has_a_child_for_each_segment(spans):
 
     with rollout_trace_attr(step=6):
         instrument(generate, Partial())([1, 2])
-    *segments, turn, root = sorted(spans.get_finished_spans(), key=lambda span: span.end_time)
-    segments, turn = [s for s in turns(spans) if "rollout.segment" in s.attributes], [s for s in turns(spans) if "rollout.turn" in s.attributes][0]
-    assert [(s.attributes["rollout.segment"], s.attributes["rollout.policy_version"], s.attributes["gen_ai.usage.output_tokens"], s.attributes["gen_ai.response.finish_reasons"]) for s in segments] == [
+    segments = [span for span in turns(spans) if "rollout.segment" in span.attributes]
+    (turn,) = [span for span in turns(spans) if "rollout.turn" in span.attributes]
+    assert [
+        (
+            s.attributes["rollout.segment"],
+            s.attributes["rollout.policy_version"],
+            s.attributes["gen_ai.usage.output_tokens"],
+            s.attributes["gen_ai.response.finish_reasons"],
+        )
+        for s in segments
+    ] == [
         (1, 4, 1, ("abort",)),
         (2, 5, 2, ("stop",)),
     ]
     assert {s.parent.span_id for s in segments} == {turn.context.span_id}
     assert {s.name for s in segments} == {turn.name}
-    assert (turn.attributes["rollout.policy_version"], turn.attributes["rollout.preemptions"], turn.attributes["server.address"]) == (5, 2, "node1:8000")
+    assert (
+        turn.attributes["rollout.policy_version"],
+        turn.attributes["rollout.preemptions"],
+        turn.attributes["server.address"],
+    ) == (5, 2, "node1:8000")
     found = root_of(spans).attributes
-    assert (found["rollout.policy_version_min"], found["rollout.policy_version_max"], found["rollout.turns"]) == (4, 5, 1)
+    assert (found["rollout.policy_version_min"], found["rollout.policy_version_max"], found["rollout.turns"]) == (
+        4,
+        5,
+        1,
+    )

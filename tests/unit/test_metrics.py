@@ -30,7 +30,11 @@ INSTRUMENTS = {
     "rollout.trajectories.active": ("{trajectory}", None, TRAJECTORY),
     "rollout.trajectory.turns": ("{turn}", COUNTS, TRAJECTORY),
     "rollout.trajectory.tokens": ("{token}", TOKENS, TRAJECTORY),
-    "rollout.reward": ("1", (-1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10), TRAJECTORY | {"rollout.reward_name"}),
+    "rollout.reward": (
+        "1",
+        (-1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10),
+        TRAJECTORY | {"rollout.reward_name"},
+    ),
     "rollout.policy.lag": ("{version}", (0, 1, 2, 4, 8, 16, 32), TRAJECTORY),
     "rollout.token_mismatches": ("{mismatch}", None, TRAJECTORY | {"gen_ai.request.model"}),
     "rollout.time": ("s", AGENT, TRAJECTORY | {"rollout.phase"}),
@@ -47,18 +51,11 @@ class Meter:
     def read(self):
         """Metrics by name; the last reading."""
         data = self.reader.get_metrics_data()
-        found = {} if data is None else {
-            metric.name: metric
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }  # fmt: skip
-        return found
+        resources = [] if data is None else data.resource_metrics
+        return {m.name: m for resource in resources for scope in resource.scope_metrics for m in scope.metrics}
 
     def points(self, name, *keys):
-        return {
-            tuple(point.attributes.get(key) for key in keys): point for point in self.read()[name].data.data_points
-        }
+        return {tuple(point.attributes.get(key) for key in keys): point for point in self.read()[name].data.data_points}
 
 
 @pytest.fixture
@@ -145,7 +142,9 @@ def test_values(meter):
     assert read("rollout.token_mismatches")[()].value == 1
     phases = read("rollout.time", "rollout.phase")
     assert set(phases) == {("generate",), ("tool",), ("reward",), ("other",)}
-    assert sum(point.sum for point in phases.values()) == pytest.approx(read("gen_ai.invoke_agent.duration")[()].sum, rel=1e-6)
+    assert sum(point.sum for point in phases.values()) == pytest.approx(
+        read("gen_ai.invoke_agent.duration")[()].sum, rel=1e-6
+    )
 
 
 def test_active_counts_while_trajectories_run(meter):
@@ -180,8 +179,14 @@ def test_exemplars_point_to_the_trajectory(meter):
         search("a")
         trajectory.reward(1)
     found = meter.read()
-    for name in ("gen_ai.invoke_agent.duration", "gen_ai.client.inference.duration", "gen_ai.execute_tool.duration", "rollout.reward",
-                 "rollout.trajectory.turns", "rollout.time"):  # fmt: skip
+    for name in (
+        "gen_ai.invoke_agent.duration",
+        "gen_ai.client.inference.duration",
+        "gen_ai.execute_tool.duration",
+        "rollout.reward",
+        "rollout.trajectory.turns",
+        "rollout.time",
+    ):
         exemplars = [exemplar for point in found[name].data.data_points for exemplar in point.exemplars]
         assert exemplars, name
         assert {exemplar.trace_id for exemplar in exemplars} == set(seen), name
@@ -196,7 +201,9 @@ def test_what_is_sampled_out_is_measured_too(meter):
     assert meter.points("rollout.trajectories", "rollout.status")["completed",].value == 1
     assert meter.points("rollout.trajectory.turns")[()].sum == 3
     assert meter.points("rollout.reward", "rollout.reward_name")["format",].sum == 0.25
-    assert not [exemplar for metric in found.values() for point in metric.data.data_points for exemplar in point.exemplars]
+    assert not [
+        exemplar for metric in found.values() for point in metric.data.data_points for exemplar in point.exemplars
+    ]
 
 
 def test_nothing_is_measured_under_trace_false(meter):
@@ -210,7 +217,9 @@ def test_nothing_is_measured_under_trace_false(meter):
 def test_ops_outside_any_trajectory_are_measured_without_its_labels(meter):
     generate([1])
     search("a")
-    assert set(meter.points("gen_ai.execute_tool.duration", "gen_ai.tool.name", "gen_ai.agent.name")) == {("search", None)}
+    assert set(meter.points("gen_ai.execute_tool.duration", "gen_ai.tool.name", "gen_ai.agent.name")) == {
+        ("search", None)
+    }
     assert set(meter.points("gen_ai.client.inference.duration", "gen_ai.request.model")) == {("qwen",)}
 
 

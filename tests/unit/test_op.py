@@ -96,7 +96,12 @@ def test_a_plain_op_by_the_letter(spans):
         "output.value": '[null,[1,"two"]]',
         "output.mime_type": "application/json",
     }
-    assert (span.name, span.kind, span.status.status_code, span.events) == ("function", SpanKind.INTERNAL, StatusCode.UNSET, ())
+    assert (span.name, span.kind, span.status.status_code, span.events) == (
+        "function",
+        SpanKind.INTERNAL,
+        StatusCode.UNSET,
+        (),
+    )
     assert (span.instrumentation_scope.name, span.parent) == ("otel_rollout", None)
 
 
@@ -165,7 +170,9 @@ def test_a_decorated_function_looks_like_the_function(make):
         """Doc."""
         yield
 
-    original = {"plain": plain, "coroutine": coroutine, "generator": generator, "async_generator": async_generator}[make]
+    original = {"plain": plain, "coroutine": coroutine, "generator": generator, "async_generator": async_generator}[
+        make
+    ]
     original.mark = "kept"
     for decorated in (rollout_trace_op(original), rollout_trace_op(kind="tool", name="other")(original)):
         for ask in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
@@ -236,7 +243,12 @@ def shadow(a, /, **kwargs):
     ("function", "args", "kwargs", "recorded"),
     [
         (everything, (1, 2, 3), {"e": 5}, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6}),
-        (everything, (1, 2), {"c": 3, "d": 7, "e": 5, "g": 9}, {"a": 1, "b": 2, "c": 3, "d": 7, "e": 5, "f": 6, "g": 9}),
+        (
+            everything,
+            (1, 2),
+            {"c": 3, "d": 7, "e": 5, "g": 9},
+            {"a": 1, "b": 2, "c": 3, "d": 7, "e": 5, "f": 6, "g": 9},
+        ),
         (everything, (1, 2, 3, 4, 8, 9), {"e": 5}, {"a": 1, "b": 2, "c": 3, "d": 4, "args": [8, 9], "e": 5, "f": 6}),
         (defaults, (), {}, {"a": 1, "b": 2, "c": 3}),
         (defaults, (7,), {"c": 9}, {"a": 7, "b": 2, "c": 9}),
@@ -271,10 +283,13 @@ async def test_a_wrong_call_raises_the_functions_own_type_error(spans, args, kwa
     original = sync if make == "sync" else coroutine
     with pytest.raises(TypeError) as own:
         original(*args, **kwargs)
+    decorated = rollout_trace_op(original)
+
+    async def call():
+        return await decorated(*args, **kwargs) if make == "async" else decorated(*args, **kwargs)
+
     with pytest.raises(TypeError) as ours:
-        result = rollout_trace_op(original)(*args, **kwargs)
-        if make == "async":
-            await result
+        await call()
     assert str(ours.value) == str(own.value)
     assert only(spans).attributes["error.type"] == "TypeError"
 
@@ -318,7 +333,7 @@ async def test_a_function_that_returns_an_awaitable_keeps_it(spans):
     assert only(spans).name.endswith("start")
 
 
-class Odd(Exception):
+class OddError(Exception):
     """An exception whose text cannot be had."""
 
     def __str__(self):
@@ -327,9 +342,15 @@ class Odd(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("bad"), KeyError("k"), Odd(), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError(), StopIteration(), BaseExceptionGroup("g", [KeyboardInterrupt()])]
-    if sys.version_info >= (3, 11)
-    else [ValueError("bad"), KeyError("k"), Odd(), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError(), StopIteration()],
+    [
+        ValueError("bad"),
+        KeyError("k"),
+        OddError(),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        asyncio.CancelledError(),
+        StopIteration(),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_exceptions_reach_the_caller_as_the_same_object(spans, error):
@@ -375,13 +396,12 @@ def test_the_stack_trace_stands_once_at_the_innermost_span(spans, inside):
     def middle():
         deep()
 
+    outermost = rollout_trace_attr()(middle) if inside else rollout_trace_op(name="top")(middle)
     with pytest.raises(ValueError, match="x"):
-        if inside:
-            with rollout_trace_attr():
-                middle()
-        else:
-            rollout_trace_op(name="top")(middle)()
-    with_trace = [span.name for span in spans.get_finished_spans() if "exception.stacktrace" in span.events[0].attributes]
+        outermost()
+    with_trace = [
+        span.name for span in spans.get_finished_spans() if "exception.stacktrace" in span.events[0].attributes
+    ]
     assert with_trace == ["deep"]
     assert len(spans.get_finished_spans()) == 3
     assert {span.attributes["error.type"] for span in spans.get_finished_spans()} == {"ValueError"}
@@ -394,7 +414,7 @@ def test_two_different_errors_have_a_trace_each(spans):
 
     with rollout_trace_attr():
         for error in (ValueError("a"), ValueError("b")):
-            with pytest.raises(ValueError, match="."):
+            with pytest.raises(ValueError):
                 fail(error)
     failed = [span for span in spans.get_finished_spans() if span.parent is not None]
     assert ["exception.stacktrace" in span.events[0].attributes for span in failed] == [True, True]
@@ -467,7 +487,9 @@ def test_a_recorder_that_fails_does_not_reach_the_function(spans, monkeypatch, c
         patched.setattr("otel_rollout.recorders.to_json", broken)
         assert function(3) == (None, 3)
         assert function(4) == (None, 4)
-    assert [record.getMessage().split(" (")[0] for record in caplog.records] == ["otel-rollout failed to start the span of an op"]
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        "otel-rollout failed to start the span of an op"
+    ]
 
 
 def test_a_result_that_cannot_be_recorded_ends_the_span_nevertheless(spans, monkeypatch):

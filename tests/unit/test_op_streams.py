@@ -332,9 +332,13 @@ async def test_a_wrong_call_raises_the_functions_own_error_and_ends_its_span(spa
     original = {"generator": generator, "async_generator": async_generator}[make]
     with pytest.raises(TypeError) as own:
         original(1, 2)
-    with pytest.raises(TypeError) as ours:
+
+    async def take():
         stream = rollout_trace_op(original)(1, 2)
-        _ = await anext(stream) if make == "async_generator" else next(stream)
+        return await anext(stream) if make == "async_generator" else next(stream)
+
+    with pytest.raises(TypeError) as ours:
+        await take()
     assert str(ours.value) == str(own.value)
     assert only(spans).attributes["error.type"] == "TypeError"
 

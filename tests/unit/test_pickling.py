@@ -99,7 +99,9 @@ print(json.dumps([(span.name, span.attributes["openinference.span.kind"]) for sp
 
 
 def run(script, environ, given=b""):
-    done = subprocess.run([sys.executable, "-c", script], input=given, capture_output=True, timeout=60, env=environ, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=given, capture_output=True, timeout=60, env=environ, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     return done.stdout
 

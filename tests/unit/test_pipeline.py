@@ -104,8 +104,16 @@ def test_names_and_identity_of_the_run(memory):
     flush(10)
     first, second = (span.resource.attributes for span in memory.get_finished_spans() if span.parent is None)
     assert first["rollout.project_name"] == first["service.name"] == "gsm8k"
-    assert (first["rollout.experiment_name"], first["rollout.framework"], first["rollout.framework_version"]) == ("qwen", "own", "1.2")
-    assert (second["rollout.project_name"], second["rollout.experiment_name"], second["rollout.group_id"]) == ("other", "run2", "run2/1")
+    assert (first["rollout.experiment_name"], first["rollout.framework"], first["rollout.framework_version"]) == (
+        "qwen",
+        "own",
+        "1.2",
+    )
+    assert (second["rollout.project_name"], second["rollout.experiment_name"], second["rollout.group_id"]) == (
+        "other",
+        "run2",
+        "run2/1",
+    )
 
 
 # The process resource
@@ -117,7 +125,10 @@ def test_names_and_identity_of_the_run(memory):
         ({}, {"service.name": "proj"}),
         ({"OTEL_SERVICE_NAME": "mine"}, {"service.name": "mine"}),
         ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,team=rl"}, {"service.name": "mine", "team": "rl"}),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=node7,team=rl"}, {"service.name": "proj", "host.name": "node7", "team": "rl"}),
+        (
+            {"OTEL_RESOURCE_ATTRIBUTES": "host.name=node7,team=rl"},
+            {"service.name": "proj", "host.name": "node7", "team": "rl"},
+        ),
     ],
 )
 def test_the_environments_resource_attributes_win(monkeypatch, memory, environ, expected):
@@ -137,7 +148,7 @@ def test_the_environments_resource_attributes_win(monkeypatch, memory, environ, 
 
 
 def test_an_unknown_name_is_an_error_at_once():
-    with pytest.raises(ValueError, match="known here: .*otlp_file"):
+    with pytest.raises(ValueError, match=r"known here: .*otlp_file"):
         configure(exporters="otlp_file,nowhere")
     assert current_binding() is None
     configure(exporters=[])
@@ -206,7 +217,11 @@ def test_an_endpoint_where_nobody_answers_is_one_warning_and_the_rollout_goes_on
         rollout(sample_index=index)
     assert time.monotonic() - started < 1
     flush(5)
-    ours = [record.getMessage() for record in caplog.records if record.name == "otel_rollout" and record.levelname == "WARNING"]
+    ours = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "otel_rollout" and record.levelname == "WARNING"
+    ]
     assert sum(f"127.0.0.1:{port}" in line for line in ours) == 1
     assert sum("dropped" in line and "could not deliver" in line for line in ours) <= 1
     assert len(ours) <= 2
@@ -257,7 +272,11 @@ def test_configure_again_fills_in_and_changes_nothing(memory, caplog):
     assert flush(10)
     assert names(memory) == ["op", "invoke_agent rollout_trace"]
     found = memory.get_finished_spans()[1].resource.attributes
-    assert (found["rollout.project_name"], found["rollout.experiment_name"], found["rollout.framework"]) == ("p", "e", "verl")
+    assert (found["rollout.project_name"], found["rollout.experiment_name"], found["rollout.framework"]) == (
+        "p",
+        "e",
+        "verl",
+    )
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -410,7 +429,9 @@ if "raise" in sys.argv:
 @pytest.mark.parametrize("how", ["end", "raise"])
 def test_what_is_queued_is_delivered_at_exit(tmp_path, how):
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", EXIT, how], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, how], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == (3 if how == "raise" else 0), done.stderr
     assert time.monotonic() - started < 20
     assert "".join(written(tmp_path)).count('"rollout.status"') == 200
@@ -517,15 +538,36 @@ def test_otlp_has_one_resource_a_trajectory_with_its_identity(collector, monkeyp
         assert {scope.scope.name for _, part in parts for scope in part.scope_spans} == {"otel_rollout"}
         assert identity["rollout.project_name"] == identity["service.name"] == "gsm8k"
         assert identity["rollout.group_id"] == f"qwen/1/{identity['rollout.sample_index']}"
-        assert (identity["rollout.step"], identity["rollout.validate"], identity["rollout.attr.color"]) == (1, False, "red")
-    assert len({span.trace_id for parts in found.values() for _, part in parts for scope in part.scope_spans for span in scope.spans}) == 8
+        assert (identity["rollout.step"], identity["rollout.validate"], identity["rollout.attr.color"]) == (
+            1,
+            False,
+            "red",
+        )
+    assert (
+        len(
+            {
+                span.trace_id
+                for parts in found.values()
+                for _, part in parts
+                for scope in part.scope_spans
+                for span in scope.spans
+            }
+        )
+        == 8
+    )
 
 
 def test_metrics_go_to_the_same_collector(collector, monkeypatch):
     configure("gsm8k")
     rollout()
     pipeline.shutdown()
-    sent = {metric.name for request in collector.metrics for r in request.resource_metrics for s in r.scope_metrics for metric in s.metrics}
+    sent = {
+        metric.name
+        for request in collector.metrics
+        for r in request.resource_metrics
+        for s in r.scope_metrics
+        for metric in s.metrics
+    }
     assert {"rollout.trajectories", "gen_ai.invoke_agent.duration", "rollout.export.spans"} <= sent
     assert plain(collector.metrics[0].resource_metrics[0].resource.attributes)["service.name"] == "gsm8k"
 

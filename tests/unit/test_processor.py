@@ -314,13 +314,32 @@ def test_compaction_changes_the_form_of_tokens_and_nothing_else():
     turn, before = exporter.spans[0], plain.spans[0]
     assert turn.attributes["rollout.token_delta.prompt"].startswith("u32.shuf.zlib;base64,")
     assert len(turn.attributes["rollout.token_delta.prompt"]) < len(before.attributes["rollout.token_delta.prompt"]) / 2
-    keys = [key for key in before.attributes if key.startswith("rollout.token_delta.") and str(before.attributes[key]).count("base64")]
+    keys = [
+        key
+        for key in before.attributes
+        if key.startswith("rollout.token_delta.") and str(before.attributes[key]).count("base64")
+    ]
     assert keys == ["rollout.token_delta.prompt", "rollout.token_delta.completion"]
     for key, value in before.attributes.items():
-        same = tokens.decode(value) == tokens.decode(turn.attributes[key]) if key in keys else value == turn.attributes[key]
+        same = (
+            tokens.decode(value) == tokens.decode(turn.attributes[key])
+            if key in keys
+            else value == turn.attributes[key]
+        )
         assert same, key
     assert set(turn.attributes) == set(before.attributes)
-    for name in ("name", "context", "parent", "resource", "events", "links", "kind", "start_time", "end_time", "instrumentation_scope"):
+    for name in (
+        "name",
+        "context",
+        "parent",
+        "resource",
+        "events",
+        "links",
+        "kind",
+        "start_time",
+        "end_time",
+        "instrumentation_scope",
+    ):
         assert getattr(turn, name) == getattr(before, name), name
     assert turn.status.status_code is before.status.status_code
 
@@ -364,7 +383,38 @@ def test_a_forked_child_sends_its_own_spans_and_not_the_parents(tmp_path, waitin
     tracer.start_span("parent after").end()
     assert flush(10)
     assert (tmp_path / f"{child}").read_text().splitlines() == ["invoke_agent child"]
-    assert (tmp_path / f"{parent}").read_text().splitlines() == [*(f"parent {at}" for at in range(waiting)), "parent after"]
+    assert (tmp_path / f"{parent}").read_text().splitlines() == [
+        *(f"parent {at}" for at in range(waiting)),
+        "parent after",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_makes_its_exporter_anew(processing, tmp_path):
+    class Labelled(Memory):
+        def __init__(self, label):
+            super().__init__()
+            self.label = label
+
+        def export(self, spans):
+            (tmp_path / self.label).write_text(str(os.getpid()))
+            return SpanExportResult.SUCCESS
+
+    processor, tracer = processing(Labelled("old"), rebuild=lambda: Labelled("new"))
+    end(tracer)
+    assert processor.force_flush(5000)
+    child = os.fork()
+    if child == 0:
+        try:
+            end(tracer)
+            os._exit(0 if processor.force_flush(5000) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    end(tracer)
+    assert processor.force_flush(5000)
+    assert (tmp_path / "new").read_text() == str(child)
+    assert (tmp_path / "old").read_text() == str(os.getpid())
 
 
 def test_the_end_of_the_last_trajectory_sends_at_once(monkeypatch):

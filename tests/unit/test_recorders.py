@@ -20,7 +20,9 @@ def one(spans, kind):
 
 @pytest.fixture
 def no_content(spans):
-    binding.bind(binding.Binding(tracer=binding.current_binding().tracer, settings=Settings(content=False, tokens="counts")))
+    binding.bind(
+        binding.Binding(tracer=binding.current_binding().tracer, settings=Settings(content=False, tokens="counts"))
+    )
 
 
 @rollout_trace_op(kind="tool")
@@ -34,7 +36,11 @@ async def test_a_tool_call_by_the_letter(spans):
     async with rollout_trace_attr():
         await search("x")
     span = one(spans, "TOOL")
-    assert (span.name, span.kind, span.status.status_code) == ("execute_tool search", SpanKind.INTERNAL, StatusCode.UNSET)
+    assert (span.name, span.kind, span.status.status_code) == (
+        "execute_tool search",
+        SpanKind.INTERNAL,
+        StatusCode.UNSET,
+    )
     assert dict(span.attributes) == {
         "openinference.span.kind": "TOOL",
         "code.function.name": f"{__name__}.search",
@@ -187,6 +193,8 @@ async def test_without_content_only_names_and_numbers_are_kept(no_content, spans
     for span in spans.get_finished_spans():
         written = {key: value for key, value in span.attributes.items() if "secret" in str(value)}
         assert written == {}, span.name
-        assert not {"input.value", "output.value", "gen_ai.tool.call.arguments", "gen_ai.input.messages"} & set(span.attributes)
+        assert not {"input.value", "output.value", "gen_ai.tool.call.arguments", "gen_ai.input.messages"} & set(
+            span.attributes
+        )
     assert one(spans, "EVALUATOR").attributes["gen_ai.evaluation.score.value"] == 0.5
     assert one(spans, "LLM").attributes["gen_ai.usage.input_tokens"] == 1

@@ -42,7 +42,9 @@ def test_the_share_is_kept_and_two_samplers_agree_in_any_order(share):
     assert abs(sum(first.values()) / len(GROUPS) - share) < 0.03
 
 
-@pytest.mark.parametrize(("argument", "kept"), [("1", True), ("1.0", True), (1, True), (None, True), ("0", False), (0, False)])
+@pytest.mark.parametrize(
+    ("argument", "kept"), [("1", True), ("1.0", True), (1, True), (None, True), ("0", False), (0, False)]
+)
 def test_all_and_none(argument, kept):
     assert {keeps(RolloutGroupSampler(argument), group) for group in GROUPS[:200]} == {kept}
 
@@ -55,7 +57,13 @@ def test_a_larger_share_keeps_what_a_smaller_one_kept():
 def test_the_hash_is_the_same_in_every_process():
     script = "from otel_rollout.sampling import group_hash; print(group_hash('e/1/7'))"
     found = {
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
         for seed in ("1", "2")
     }
     assert found == {f"{group_hash('e/1/7')}\n"}
@@ -68,7 +76,9 @@ def test_n_per_step_is_exact_with_an_announced_cutoff(count):
     announce_cutoff(1, cutoff_for(count, groups * 8))
     workers = [RolloutGroupSampler(f"{count}/step") for _ in range(4)]
     kept = [{group for group in groups[at::2] if keeps(worker, group)} for at, worker in enumerate(workers[:2])]
-    again = [{group for group in reversed(groups[at::2]) if keeps(worker, group)} for at, worker in enumerate(workers[2:])]
+    again = [
+        {group for group in reversed(groups[at::2]) if keeps(worker, group)} for at, worker in enumerate(workers[2:])
+    ]
     assert kept == again
     assert len(kept[0] | kept[1]) == min(count, 100)
 
@@ -100,7 +110,9 @@ def test_steps_long_past_are_forgotten():
     assert len(sampling._announced._cutoffs) <= 16
 
 
-@pytest.mark.parametrize(("argument", "count"), [("4/step", 4), (" 12 / step ", 12), ("0.5", None), (None, None), (1, None)])
+@pytest.mark.parametrize(
+    ("argument", "count"), [("4/step", 4), (" 12 / step ", 12), ("0.5", None), (None, None), (1, None)]
+)
 def test_the_argument(argument, count):
     assert per_step(argument) == count
 
@@ -127,7 +139,9 @@ def test_no_random_state_is_touched():
 @pytest.mark.parametrize("sampled", [True, False])
 def test_below_the_root_the_parent_decides(sampled):
     flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
-    parent = trace.set_span_in_context(NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=flags)), Context())
+    parent = trace.set_span_in_context(
+        NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=flags)), Context()
+    )
     for argument in ("0", "1"):
         decision = RolloutGroupSampler(argument).should_sample(parent, 1, "op").decision
         assert decision is (Decision.RECORD_AND_SAMPLE if sampled else Decision.DROP)
@@ -137,7 +151,9 @@ def test_spans_of_no_group_go_by_their_trace_or_are_kept_under_n_per_step():
     share, count = RolloutGroupSampler("0.5"), RolloutGroupSampler("1/step")
     decisions = [share.should_sample(Context(), number, "http").decision for number in range(400)]
     assert 140 < decisions.count(Decision.RECORD_AND_SAMPLE) < 260
-    assert {count.should_sample(Context(), number, "http").decision for number in range(50)} == {Decision.RECORD_AND_SAMPLE}
+    assert {count.should_sample(Context(), number, "http").decision for number in range(50)} == {
+        Decision.RECORD_AND_SAMPLE
+    }
 
 
 def test_the_session_id_stands_for_the_group_where_the_context_is_lost():
@@ -152,7 +168,10 @@ def test_the_description():
 
 
 def test_whole_groups_through_the_public_names():
-    memory, provider = InMemorySpanExporter(), TracerProvider(sampler=RolloutGroupSampler("0.3"), shutdown_on_exit=False)
+    memory, provider = (
+        InMemorySpanExporter(),
+        TracerProvider(sampler=RolloutGroupSampler("0.3"), shutdown_on_exit=False),
+    )
     provider.add_span_processor(SimpleSpanProcessor(memory))
     configure("p", "e", tracer_provider=provider)
 
@@ -172,7 +191,7 @@ def test_whole_groups_through_the_public_names():
     kept = {index for index, decided in recording.items() if decided == {True}}
     assert 15 <= len(kept) <= 45
     groups = [span.resource.attributes["rollout.sample_index"] for span in memory.get_finished_spans()]
-    assert sorted(groups) == sorted([index for index in kept] * 12)
+    assert sorted(groups) == sorted([*kept] * 12)
 
 
 SDK = """
@@ -205,7 +224,9 @@ def test_the_sdk_finds_it_by_its_entry_point_and_decides_like_configure():
         "OTEL_LOGS_EXPORTER": "none",
     }
     found = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ, timeout=60, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=environ, timeout=60, check=True
+        ).stdout
         for script in (SDK, OWN)
     ]
     assert found[0] == found[1]

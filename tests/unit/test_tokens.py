@@ -89,7 +89,15 @@ def test_compact_leaves_alone_what_it_cannot_shorten(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "u8;base64,AAAA", "u32;base64,###", "u32;base64,AAA", "u32;base64,AAAA", "u32.shuf.zlib;base64,AAAA", "u32,1,2"],
+    [
+        "",
+        "u8;base64,AAAA",
+        "u32;base64,###",
+        "u32;base64,AAA",
+        "u32;base64,AAAA",
+        "u32.shuf.zlib;base64,AAAA",
+        "u32,1,2",
+    ],
 )
 def test_a_damaged_string_is_a_value_error(text):
     with pytest.raises(ValueError, match="token string"):
@@ -111,7 +119,8 @@ def test_run_lengths_round_trip(mask):
 
 
 @pytest.mark.parametrize(
-    ("mask", "runs"), [([], []), ([0, 0, 1], [0, 2, 1]), ([1], [1, 1]), ([1, 0, 1, 1], [1, 1, 1, 2]), ([True, 0.0, 5], [1, 1, 1, 1])]
+    ("mask", "runs"),
+    [([], []), ([0, 0, 1], [0, 2, 1]), ([1], [1, 1]), ([1, 0, 1, 1], [1, 1, 1, 2]), ([True, 0.0, 5], [1, 1, 1, 1])],
 )
 def test_run_lengths_examples(mask, runs):
     assert tokens.run_lengths(mask) == runs
@@ -128,7 +137,12 @@ def test_prefix_hash_is_blake2b_of_the_low_32_bits(ids):
 def test_an_append_only_history_stores_each_token_once():
     ledger = tokens.TokenLedger()
     first = ledger.begin([1, 2, 3])
-    assert (first.prefix_length, first.prefix_hash, first.delta.tolist(), first.mismatch) == (0, hash_of([]), [1, 2, 3], None)
+    assert (first.prefix_length, first.prefix_hash, first.delta.tolist(), first.mismatch) == (
+        0,
+        hash_of([]),
+        [1, 2, 3],
+        None,
+    )
     assert ledger.finish(first, [4, 5]).tolist() == [4, 5]
     second = ledger.begin([1, 2, 3, 4, 5, 6])
     assert (second.prefix_length, second.prefix_hash, second.delta.tolist()) == (5, hash_of([1, 2, 3, 4, 5]), [6])
@@ -137,7 +151,14 @@ def test_an_append_only_history_stores_each_token_once():
 
 @pytest.mark.parametrize(
     ("prompt", "position"),
-    [([9, 2, 3, 4, 5], 0), ([1, 2, 9, 4, 5, 6], 2), ([1, 2, 3, 4, 9], 4), ([1, 2, 3], 3), ([], 0), ([1, 2, 3, 4, 6, 5], 4)],
+    [
+        ([9, 2, 3, 4, 5], 0),
+        ([1, 2, 9, 4, 5, 6], 2),
+        ([1, 2, 3, 4, 9], 4),
+        ([1, 2, 3], 3),
+        ([], 0),
+        ([1, 2, 3, 4, 6, 5], 4),
+    ],
 )
 def test_a_rewritten_history_is_rebased_at_the_first_difference(prompt, position):
     ledger = tokens.TokenLedger()
@@ -198,7 +219,7 @@ STEP = st.one_of(
 
 
 def rebuild(spans):
-    """Prompt and completion of each turn by CONVENTIONS.md, without otel_rollout: by turn number, prefixes by their hash."""
+    """Prompt and completion of each turn by CONVENTIONS.md, without otel_rollout: in order, prefixes by their hash."""
     known, turns = {(0, hash_of([])): []}, {}
     for span in sorted(spans, key=lambda span: span.attributes["rollout.turn"]):
         found = span.attributes
@@ -296,20 +317,27 @@ def test_random_histories_are_rebuilt_exactly(recorded, steps):
     assert rebuild(turns) == replay.said
 
     (view,) = from_spans(SpanView.from_readable(span) for span in finished)
-    assert {turn.number: (turn.prompt_ids, turn.completion_ids) for turn in view.turns if turn.prompt_ids is not None} == replay.said
+    assert {
+        turn.number: (turn.prompt_ids, turn.completion_ids) for turn in view.turns if turn.prompt_ids is not None
+    } == replay.said
     assert [turn.token_error for turn in view.turns if turn.token_error is not None] == []
 
     (root,) = [span for span in finished if span.parent is None]
     events = [event.attributes for event in root.events if event.name == "rollout.token_mismatch"]
     assert [
-        (e["rollout.turn"], e["rollout.token_mismatch.position"], e["rollout.token_mismatch.expected_hash"], e["rollout.token_mismatch.actual_hash"])
+        (
+            e["rollout.turn"],
+            e["rollout.token_mismatch.position"],
+            e["rollout.token_mismatch.expected_hash"],
+            e["rollout.token_mismatch.actual_hash"],
+        )
         for e in events
     ] == replay.mismatches
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Runs a function and returns its result and the spans that it left (one provider for all examples of hypothesis)."""
+    """Runs a function and returns its result and its spans; one provider for all examples of hypothesis."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -344,7 +372,11 @@ def turn_attributes(spans, mode, monkeypatch, result, prompt=(1, 2, 3)):
     with rollout_trace_attr():
         generate(list(prompt))
     (span,) = [span for span in spans.get_finished_spans() if span.attributes["openinference.span.kind"] == "LLM"]
-    return {key.removeprefix("rollout.token_delta."): value for key, value in span.attributes.items() if key.startswith("rollout.token_delta.")}
+    return {
+        key.removeprefix("rollout.token_delta."): value
+        for key, value in span.attributes.items()
+        if key.startswith("rollout.token_delta.")
+    }
 
 
 RESULT = {"token_ids": [4, 5], "log_probs": [-0.5, -2.0]}
@@ -353,8 +385,11 @@ RESULT = {"token_ids": [4, 5], "log_probs": [-0.5, -2.0]}
 def test_mode_ids_is_the_default_set_of_attributes(spans, monkeypatch):
     found = turn_attributes(spans, "ids", monkeypatch, RESULT)
     assert found == {
-        "prefix_length": 0, "prefix_hash": hash_of([]), "prompt": "u32;base64,AQAAAAIAAAADAAAA", "completion": "u32;base64,BAAAAAUAAAA="
-    }  # fmt: skip
+        "prefix_length": 0,
+        "prefix_hash": hash_of([]),
+        "prompt": "u32;base64,AQAAAAIAAAADAAAA",
+        "completion": "u32;base64,BAAAAAUAAAA=",
+    }
     assert type(found["prefix_length"]) is int
 
 
@@ -371,7 +406,8 @@ def test_mode_none_keeps_nothing(spans, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mask", "written"), [([0, 0, 0, 1, 1], None), ([0, 0, 0, 1, 0], [0, 3, 1, 1]), ([1] * 5, [1, 5]), ([False, 0, 0, 0.0, 0], [0, 5])]
+    ("mask", "written"),
+    [([0, 0, 0, 1, 1], None), ([0, 0, 0, 1, 0], [0, 3, 1, 1]), ([1] * 5, [1, 5]), ([False, 0, 0, 0.0, 0], [0, 5])],
 )
 def test_a_mask_is_written_only_where_it_is_not_the_usual_one(spans, monkeypatch, mask, written):
     found = turn_attributes(spans, "ids", monkeypatch, {**RESULT, "mask": mask})

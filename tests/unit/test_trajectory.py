@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import gc
 import inspect
@@ -18,7 +19,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
-from otel_rollout import Trajectory, binding, configure, current_trajectory, pipeline, rollout_trace_attr, rollout_trace_op
+from otel_rollout import (
+    Trajectory,
+    binding,
+    configure,
+    current_trajectory,
+    pipeline,
+    rollout_trace_attr,
+    rollout_trace_op,
+)
 
 
 def root_of(spans):
@@ -62,7 +71,12 @@ def test_the_defaults_by_the_letter(spans):
         assert isinstance(trajectory, Trajectory)
         assert (trajectory.active, trajectory.recording) == (True, True)
     (root,) = spans.get_finished_spans()
-    assert (root.name, root.kind, root.parent, root.links) == ("invoke_agent rollout_trace", SpanKind.INTERNAL, None, ())
+    assert (root.name, root.kind, root.parent, root.links) == (
+        "invoke_agent rollout_trace",
+        SpanKind.INTERNAL,
+        None,
+        (),
+    )
     assert dict(root.attributes) == {
         "openinference.span.kind": "AGENT",
         "gen_ai.operation.name": "invoke_agent",
@@ -89,7 +103,9 @@ def test_the_defaults_by_the_letter(spans):
 
 def test_the_whole_identity_stands_on_every_span_with_its_types(spans):
     configure("gsm8k", "qwen", framework="verl", framework_version="0.9.1")
-    with rollout_trace_attr(7, 3, 2, "math", True, True, trajectory_id="t1", color="red", depth=4, ratio=0.5, flag=True):
+    with rollout_trace_attr(
+        7, 3, 2, "math", True, True, trajectory_id="t1", color="red", depth=4, ratio=0.5, flag=True
+    ):
         op()
     inner, root = spans.get_finished_spans()
     expected = {
@@ -110,7 +126,9 @@ def test_the_whole_identity_stands_on_every_span_with_its_types(spans):
     }
     for span in (inner, root):
         assert identity(span) == expected
-        assert {key: type(value) for key, value in identity(span).items()} == {key: type(value) for key, value in expected.items()}
+        assert {key: type(value) for key, value in identity(span).items()} == {
+            key: type(value) for key, value in expected.items()
+        }
     assert root.name == "invoke_agent math"
     assert (root.attributes["gen_ai.conversation.id"], root.attributes["session.id"]) == ("t1", "qwen/3/7")
     assert not any(key.startswith("rollout.") for key in inner.attributes)
@@ -131,7 +149,18 @@ SAMPLE = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 @pytest.mark.parametrize(
     ("given", "written"),
-    [(7, 7), (0, 0), (Index(9), 9), ("9", "9"), (SAMPLE, str(SAMPLE)), (2**70, str(2**70)), (-5, -5), (None, None), (True, 1), (1.5, "1.5")],
+    [
+        (7, 7),
+        (0, 0),
+        (Index(9), 9),
+        ("9", "9"),
+        (SAMPLE, str(SAMPLE)),
+        (2**70, str(2**70)),
+        (-5, -5),
+        (None, None),
+        (True, 1),
+        (1.5, "1.5"),
+    ],
 )
 @pytest.mark.parametrize("key", ["sample_index", "rollout_n"])
 def test_ids_are_ints_where_their_source_is_one_else_strings(spans, key, given, written):
@@ -141,7 +170,9 @@ def test_ids_are_ints_where_their_source_is_one_else_strings(spans, key, given, 
     assert (found, type(found)) == (written, type(written))
 
 
-@pytest.mark.parametrize(("step", "written"), [(0, 0), (12, 12), (Index(3), 3), (-1, None), (-7, None), (None, None), ("5", "5")])
+@pytest.mark.parametrize(
+    ("step", "written"), [(0, 0), (12, 12), (Index(3), 3), (-1, None), (-7, None), (None, None), ("5", "5")]
+)
 def test_the_step_is_an_int_and_left_out_where_it_is_not_known(spans, step, written, caplog):
     for _ in range(2):
         with rollout_trace_attr(step=step):
@@ -346,7 +377,11 @@ def test_set_writes_attributes_of_the_root(spans):
         trajectory.set("dataset", "gsm8k")
         trajectory.set(level=3, tags=["a"])
     found = root_of(spans).attributes
-    assert (found["rollout.attr.dataset"], found["rollout.attr.level"], found["rollout.attr.tags"]) == ("gsm8k", 3, '["a"]')
+    assert (found["rollout.attr.dataset"], found["rollout.attr.level"], found["rollout.attr.tags"]) == (
+        "gsm8k",
+        3,
+        '["a"]',
+    )
 
 
 def test_the_id_can_be_given(spans):
@@ -395,9 +430,13 @@ def test_an_adapters_status(spans, status):
     ids=repr,
 )
 def test_failures(spans, error, expected):
-    with pytest.raises(type(error)) as caught, rollout_trace_attr() as trajectory:
-        trajectory.reject("also")
-        raise error
+    def fail():
+        with rollout_trace_attr() as trajectory:
+            trajectory.reject("also")
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail()
     assert caught.value is error
     assert statuses(spans) == expected
 
@@ -420,9 +459,8 @@ def test_a_caught_tool_error_leaves_the_trajectory_completed(spans):
     def tool():
         raise OSError("down")
 
-    with rollout_trace_attr():
-        with pytest.raises(OSError, match="down"):
-            tool()
+    with rollout_trace_attr(), pytest.raises(OSError, match="down"):
+        tool()
     assert statuses(spans) == ("completed", "UNSET", None)
     assert (root_of(spans).attributes["rollout.tool_calls"], root_of(spans).attributes["rollout.tool_errors"]) == (1, 1)
 
@@ -463,7 +501,14 @@ async def test_async_with_and_decorators(spans):
     assert [at for at, _ in results] == [0, 1, 2]
     assert len({identifier for _, identifier in results}) == 3
     assert (sync.__name__, sync.__doc__, inspect.iscoroutinefunction(coroutine)) == ("sync", "Doc.", True)
-    assert [span.resource.attributes["rollout.sample_index"] for span in spans.get_finished_spans()] == [1, 2, 2, 3, 3, 3]
+    assert [span.resource.attributes["rollout.sample_index"] for span in spans.get_finished_spans()] == [
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
     assert current_trajectory() is None
 
 
@@ -573,7 +618,10 @@ def test_nested_trajectories_are_two_traces_with_a_link(spans):
     assert inner_root.parent is outer_root.parent is None
     assert inner_root.context.trace_id != outer_root.context.trace_id
     assert [link.context.span_id for link in inner_root.links] == [outer_root.context.span_id]
-    assert (in_inner.parent.span_id, in_outer.parent.span_id) == (inner_root.context.span_id, outer_root.context.span_id)
+    assert (in_inner.parent.span_id, in_outer.parent.span_id) == (
+        inner_root.context.span_id,
+        outer_root.context.span_id,
+    )
     assert reward.context.trace_id == outer_root.context.trace_id
     assert [span.resource.attributes["rollout.sample_index"] for span in (in_inner, in_outer)] == [2, 1]
 
@@ -592,9 +640,8 @@ def test_a_trajectory_links_to_the_step_and_has_no_parent(spans):
 
 def test_spans_of_the_host_inside_are_children(spans):
     tracer = binding.current_binding().tracer
-    with rollout_trace_attr():
-        with tracer.start_as_current_span("http"):
-            op()
+    with rollout_trace_attr(), tracer.start_as_current_span("http"):
+        op()
     inside, http, root = spans.get_finished_spans()
     assert http.parent.span_id == root.context.span_id
     assert inside.parent.span_id == http.context.span_id
@@ -726,11 +773,8 @@ def test_an_ended_trajectory_holds_nothing_of_the_rollout(spans):
 
     def rollout():
         big = Big()
-        with rollout_trace_attr() as trajectory:
-            try:
-                tool(big)
-            except OSError:
-                pass
+        with rollout_trace_attr() as trajectory, contextlib.suppress(OSError):
+            tool(big)
         return trajectory, weakref.ref(big)
 
     gc.collect()

@@ -1,13 +1,14 @@
 """The real verl, imported once: a small model directory for all tests, and a fresh switch for each."""
 
+import pytest
+from verl_loop import CALCULATOR, ScriptedServer, client, config, model_dir, run_v0, run_v1, worker_v0, worker_v1
+
 import otel_rollout
 from otel_rollout import pipeline
-import pytest
 from otel_rollout.frameworks.verl import worker
 from otel_rollout.frameworks.verl.groups import FirstGroups
 from otel_rollout.frameworks.verl.switch import switch
 from otel_rollout.trace_view import SpanView, TrajectoryView, from_spans
-from verl_loop import CALCULATOR, ScriptedServer, client, config, model_dir, run_v0, run_v1, worker_v0, worker_v1
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +65,9 @@ class Rollout:
 
     def trajectories(self) -> list[TrajectoryView]:
         """All trajectories so far, by step, sample and serial number."""
-        return sorted(from_spans(self.spans()), key=lambda view: (view.step or 0, str(view.sample_index), view.rollout_n))
+        return sorted(
+            from_spans(self.spans()), key=lambda view: (view.step or 0, str(view.sample_index), view.rollout_n)
+        )
 
     def only(self) -> TrajectoryView:
         """The one trajectory."""
@@ -93,6 +96,10 @@ def turn_spans():
     """``(number of calls) -> `` the tree of one turn of ToolAgentLoop.run, tool calls by name."""
 
     def of(*tools):
-        return [("chat tiny", []), ("HermesToolParser.extract_tool_calls", []), *[(f"execute_tool {name}", []) for name in tools]]
+        return [
+            ("chat tiny", []),
+            ("HermesToolParser.extract_tool_calls", []),
+            *[(f"execute_tool {name}", []) for name in tools],
+        ]
 
     return of

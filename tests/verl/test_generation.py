@@ -12,7 +12,10 @@ def typed(attributes, *without):
 
 
 async def test_exact_names_values_and_types(rollout):
-    script = [Reply(text=CALL, tokens=50, cached=96, preempted=2, versions=(4,)), Reply(text="seven", cached=0, versions=(5,))]
+    script = [
+        Reply(text=CALL, tokens=50, cached=96, preempted=2, versions=(4,)),
+        Reply(text="seven", cached=0, versions=(5,)),
+    ]
     server = rollout.server(script=script)
     await rollout.v0(batch_v0(1), server=server)
     view = rollout.only()
@@ -51,7 +54,10 @@ async def test_exact_names_values_and_types(rollout):
 
 
 async def test_the_root_sums_the_turns(rollout):
-    script = [Reply(text=CALL, tokens=50, cached=96, versions=(4,)), Reply(text="seven", tokens=20, cached=8, versions=(5,))]
+    script = [
+        Reply(text=CALL, tokens=50, cached=96, versions=(4,)),
+        Reply(text="seven", tokens=20, cached=8, versions=(5,)),
+    ]
     server = rollout.server(script=script)
     await rollout.v0(batch_v0(1), server=server)
     first, second = (len(call.prompt_ids) for call in server.calls)
@@ -200,7 +206,11 @@ async def test_a_failing_server_fails_the_turn_and_the_trajectory_with_its_own_e
     failed = view.generations[1]
     assert (failed.status, failed.attributes[semconv.ERROR_TYPE]) == ("ERROR", "ConnectionError")
     assert semconv.OUTPUT_TOKENS not in failed.attributes
-    assert (view.status, view.root.status, view.root.attributes[semconv.ERROR_TYPE]) == ("error", "ERROR", "ConnectionError")
+    assert (view.status, view.root.status, view.root.attributes[semconv.ERROR_TYPE]) == (
+        "error",
+        "ERROR",
+        "ConnectionError",
+    )
     stacks = ["exception.stacktrace" in event.attributes for span in view.spans for event in span.events]
     assert stacks.count(True) == 1
     run = next(span for span in view.spans if span.name == "ToolAgentLoop.run")

@@ -3,8 +3,9 @@ import asyncio
 import numpy as np
 import pytest
 import verl
-from otel_rollout import semconv
 from verl_loop import ScriptedServer, batch_v0, batch_v1, client, manager_v0, worker_v0
+
+from otel_rollout import semconv
 
 IDENTITY = {
     semconv.PROJECT_NAME: (str, "demo"),
@@ -28,7 +29,9 @@ def serials(views):
 
 
 @pytest.mark.parametrize("trainer", ["v0", "v1"])
-async def test_each_trajectory_is_one_trace_with_the_whole_tree_below_a_parentless_root(rollout, tree, turn_spans, trainer):
+async def test_each_trajectory_is_one_trace_with_the_whole_tree_below_a_parentless_root(
+    rollout, tree, turn_spans, trainer
+):
     if trainer == "v0":
         await rollout.v0(batch_v0(2, group=3, step=7), reward=True, group=3)
     else:
@@ -129,7 +132,10 @@ async def test_validation_is_marked_and_numbered_by_its_own_n(rollout, trainer):
     else:
         await rollout.v1(batch_v1(1, step=3, validate=True), group=2, **own)
     views = rollout.trajectories()
-    assert [(view.resource[semconv.VALIDATE], view.rollout_n, view.step) for view in views] == [(True, 0, 3), (True, 1, 3)]
+    assert [(view.resource[semconv.VALIDATE], view.rollout_n, view.step) for view in views] == [
+        (True, 0, 3),
+        (True, 1, 3),
+    ]
 
 
 async def test_fully_async_rows_have_no_step_and_their_uid_as_group(rollout):

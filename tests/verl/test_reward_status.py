@@ -2,7 +2,18 @@ import asyncio
 import json
 
 import pytest
-from verl_loop import Reply, batch_v0, batch_v1, client, tool_call, worker_v0, write_reward
+from verl_loop import (
+    Reply,
+    ScriptedServer,
+    batch_v0,
+    batch_v1,
+    client,
+    run_v1,
+    tool_call,
+    worker_v0,
+    worker_v1,
+    write_reward,
+)
 
 from otel_rollout import semconv
 
@@ -11,7 +22,9 @@ CALL = tool_call("calculator", {"expression": "1+1"})
 
 def rewards(span):
     prefix = semconv.REWARDS_PREFIX
-    return {key: (type(value), value) for key, value in span.attributes.items() if key.startswith((semconv.REWARD, prefix))}
+    return {
+        key: (type(value), value) for key, value in span.attributes.items() if key.startswith((semconv.REWARD, prefix))
+    }
 
 
 def evaluation(view):
@@ -72,7 +85,9 @@ async def test_a_reward_that_comes_later_leaves_no_empty_evaluation(rollout):
 
 
 async def test_a_failing_reward_function_fails_the_evaluation_and_the_trajectory(rollout, tmp_path):
-    path = write_reward(tmp_path / "reward.py", "def compute_score(**kwargs):\n    raise LookupError('no ground truth')\n")
+    path = write_reward(
+        tmp_path / "reward.py", "def compute_score(**kwargs):\n    raise LookupError('no ground truth')\n"
+    )
     cfg = rollout.config(reward=path)
     worker = worker_v0(cfg, client(cfg, rollout.server(turns=1)), reward=True)
     with pytest.raises(LookupError, match="no ground truth"):
@@ -109,16 +124,19 @@ async def test_running_out_of_turns_is_no_truncation_of_tokens(rollout):
 
 
 async def test_a_cancelled_worker_leaves_a_cancelled_trajectory(rollout):
+    stuck = asyncio.Event()
+
+    class StuckServer(ScriptedServer):
+        async def generate(self, request_id, *, prompt_ids, **given):
+            if self.turn_of(prompt_ids) == 2:
+                stuck.set()
+                await asyncio.sleep(600)
+            return await super().generate(request_id, prompt_ids=prompt_ids, **given)
+
     cfg = rollout.config()
-    server = rollout.server(script=[Reply(text=CALL), Reply(text="seven")], latency=0.0)
-    worker = worker_v0(cfg, client(cfg, server))
+    worker = worker_v0(cfg, client(cfg, StuckServer(rollout.model)))
     running = asyncio.create_task(worker.generate_sequences(batch_v0(1)))
-    while not server.calls:
-        await asyncio.sleep(0.005)
-    server.latency = 60.0
-    while len([span for span in rollout.exporter.get_finished_spans() if span.name == "execute_tool calculator"]) < 1:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(stuck.wait(), 60)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -132,14 +150,9 @@ async def test_a_cancelled_worker_leaves_a_cancelled_trajectory(rollout):
 
 
 async def test_one_failing_sample_of_a_v1_group_is_an_error_and_its_siblings_are_not(rollout):
-    from verl_loop import run_v1, worker_v1
-
-    left = [ConnectionError("engine is gone")]
-
-    def script(turn, prompt):
-        return Reply(text="seven") if turn < 2 and not left else Reply(error=left.pop()) if left else Reply(text="seven")
-
+    errors = [ConnectionError("engine is gone")]
     cfg = rollout.config(group=3)
-    worker = worker_v1(cfg, client(cfg, rollout.server(script=script)))
+    server = rollout.server(script=lambda turn, prompt: Reply(error=errors.pop()) if errors else Reply(text="seven"))
+    worker = worker_v1(cfg, client(cfg, server))
     assert list((await run_v1(worker, batch=batch_v1(1))).values()) == ["failure"]
     assert sorted(view.status for view in rollout.trajectories()) == ["completed", "completed", "error"]

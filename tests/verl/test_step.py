@@ -75,7 +75,11 @@ def test_the_manager_may_be_called_without_an_event_loop_as_the_trainer_does(rol
 async def test_the_manager_may_be_called_from_plain_code_inside_a_running_loop(rollout):
     cfg = rollout.config()
     manager = manager_v0(cfg, worker_v0(cfg, client(cfg, rollout.server(turns=1))))
-    assert len((lambda: manager.generate_sequences(batch_v0(1)))()) == 1
+
+    def trainer_code():
+        return manager.generate_sequences(batch_v0(1))
+
+    assert len(trainer_code()) == 1
     assert step_span(rollout).end_ns > 0
 
 

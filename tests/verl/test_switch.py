@@ -3,7 +3,6 @@ import sys
 import types
 
 import pytest
-import verl.trainer.ppo.v1.agent_loop_tq  # every hooked module, so that no test is the first to import one
 from verl.tools import function_tool  # noqa: F401
 from verl.utils import rollout_trace
 from verl_loop import batch_v0, batch_v1, client, run_v0, worker_v0
@@ -63,7 +62,9 @@ async def test_an_exporter_none_is_off_too(model, traces, monkeypatch):
 async def test_off_verl_s_own_decorator_and_scope_run_as_without_us(monkeypatch):
     """A stand-in for trackio shows whom verl's decorator calls: itself, with its own arguments."""
     logged = []
-    monkeypatch.setattr(rollout_trace, "_log_trackio_trace", lambda name, inputs, **more: logged.append((name, inputs, more)))
+    monkeypatch.setattr(
+        rollout_trace, "_log_trackio_trace", lambda name, inputs, **more: logged.append((name, inputs, more))
+    )
     rollout_trace.RolloutTraceConfig.reset()
     monkeypatch.setattr(rollout_trace.RolloutTraceConfig.get_instance(), "backend", "trackio")
 
@@ -80,7 +81,9 @@ async def test_off_verl_s_own_decorator_and_scope_run_as_without_us(monkeypatch)
     with rollout_trace.rollout_trace_attr(sample_index=3, trace=False):
         assert rollout_trace._trace_enabled.get() is False
     rollout_trace.RolloutTraceConfig.reset()
-    assert [(name.rsplit(".", 1)[-1], inputs, more) for name, inputs, more in logged] == [("run", {"x": 1, "y": 2}, {"output": 3})]
+    assert [(name.rsplit(".", 1)[-1], inputs, more) for name, inputs, more in logged] == [
+        ("run", {"x": 1, "y": 2}, {"output": 3})
+    ]
 
 
 async def test_the_variable_alone_switches_on(model, traces, monkeypatch):
@@ -181,7 +184,10 @@ async def test_a_method_that_verl_lacks_is_one_warning_and_the_rest_works(rollou
         "what it does is not traced (otel-rollout works with verl 0.9.1 to 0.9.x); rollouts go on"
     )
     assert old.ToolAgentLoop._call_tool is not before
-    assert status()["missing"] == ["verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop._handle_generating_state"] * 2
+    assert (
+        status()["missing"]
+        == ["verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop._handle_generating_state"] * 2
+    )
     await rollout.v0(batch_v0(1))
     assert rollout.only().status == "completed"
 
@@ -199,9 +205,7 @@ async def test_without_a_turn_hook_generations_are_still_recorded(rollout, monke
     """As on a verl whose ToolAgentLoop has no such method."""
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 
-    monkeypatch.setattr(
-        ToolAgentLoop, "_handle_generating_state", ToolAgentLoop._handle_generating_state.__wrapped__
-    )
+    monkeypatch.setattr(ToolAgentLoop, "_handle_generating_state", ToolAgentLoop._handle_generating_state.__wrapped__)
     await rollout.v0(batch_v0(1))
     view = rollout.only()
     assert (view.status, [turn.number for turn in view.turns]) == ("completed", [1, 2, 3])
@@ -233,7 +237,10 @@ def test_every_hook_fits_this_verl():
     assert found["missing"] == []
     assert found["verl_version"] == "0.9.1"
     assert sorted(found["applied"]) == sorted(
-        ["verl.utils.rollout_trace", *(f"{module}.{path}" for module, methods in hooks._METHODS.items() for path in methods)]
+        [
+            "verl.utils.rollout_trace",
+            *(f"{module}.{path}" for module, methods in hooks._METHODS.items() for path in methods),
+        ]
     )
 
 

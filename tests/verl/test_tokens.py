@@ -27,7 +27,9 @@ def random_script(seed):
     def script(turn, prompt):
         if turn >= turns:
             return Reply(text="seven", tokens=rng.randint(1, 300))
-        calls = [tool_call("calculator", {"expression": f"{rng.randint(0, 10**9)}+1"}) for _ in range(rng.randint(1, 3))]
+        calls = [
+            tool_call("calculator", {"expression": f"{rng.randint(0, 10**9)}+1"}) for _ in range(rng.randint(1, 3))
+        ]
         return Reply(text="\n".join(calls), tokens=rng.choice([0, 37, 500]))
 
     return script
@@ -82,7 +84,9 @@ async def test_groups_that_run_side_by_side_keep_their_tokens_apart(rollout):
     server = rollout.server(turns=3, gen_tokens=80, latency=0.002)
     await rollout.v1(batch_v1(3), server=server, group=4)
     asked = {(tuple(call.prompt_ids), tuple(call.token_ids)) for call in server.calls}
-    told = {(tuple(turn.prompt_ids), tuple(turn.completion_ids)) for view in rollout.trajectories() for turn in view.turns}
+    told = {
+        (tuple(turn.prompt_ids), tuple(turn.completion_ids)) for view in rollout.trajectories() for turn in view.turns
+    }
     assert told == asked
     assert len(asked) == 36
 

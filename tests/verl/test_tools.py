@@ -60,7 +60,9 @@ async def test_a_tool_that_decorates_nothing(rollout):
 
 async def test_a_tool_that_decorates_execute_is_one_tool_span_with_its_own_op_below(rollout):
     view = await one(
-        rollout, ("traced_calculator", {"expression": "6/2"}), tools={"traced_calculator": "verl_tools.TracedCalculator"}
+        rollout,
+        ("traced_calculator", {"expression": "6/2"}),
+        tools={"traced_calculator": "verl_tools.TracedCalculator"},
     )
     (span,) = view.tools
     assert described(span) == tool("traced_calculator", '{"expression": "6/2"}', "3.0", 0.25)
@@ -117,7 +119,9 @@ async def test_an_exception_in_create_is_the_call_s_too(rollout):
 
 async def test_an_exception_in_a_decorated_tool_is_recorded_on_both_and_its_stack_once(rollout):
     view = await one(
-        rollout, ("traced_calculator", {"expression": "1/0"}), tools={"traced_calculator": "verl_tools.TracedCalculator"}
+        rollout,
+        ("traced_calculator", {"expression": "1/0"}),
+        tools={"traced_calculator": "verl_tools.TracedCalculator"},
     )
     (span,) = view.tools
     (below,) = view.children(span.span_id)
@@ -179,7 +183,11 @@ async def test_all_calls_of_a_turn_run_side_by_side_and_only_as_many_as_verl_all
 
 
 async def test_errors_of_calls_side_by_side_do_not_mix(rollout):
-    calls = [("calculator", {"expression": "1/0"}), ("calculator", {"expression": "x"}), ("calculator", {"expression": "1"})]
+    calls = [
+        ("calculator", {"expression": "1/0"}),
+        ("calculator", {"expression": "x"}),
+        ("calculator", {"expression": "1"}),
+    ]
     view = await one(rollout, *calls)
     assert [span.attributes.get(semconv.ERROR_TYPE) for span in view.tools] == ["ZeroDivisionError", "ValueError", None]
     assert counts(view) == (3, 2)

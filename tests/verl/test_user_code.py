@@ -44,7 +44,10 @@ async def test_an_agent_loop_of_the_user_s_own(rollout, tree, trainer):
     assert view.status == "completed"
     assert view.reward == 0.5
     by_name = {span.name: span for span in reversed(view.spans)}
-    assert (read(by_name["shorten"], IN), read(by_name["shorten"], OUT)) == ({"text": "sun and moon", "limit": 3}, "sun")
+    assert (read(by_name["shorten"], IN), read(by_name["shorten"], OUT)) == (
+        {"text": "sun and moon", "limit": 3},
+        "sun",
+    )
     search = by_name["Searcher.search"]
     assert (read(search, IN), read(search, OUT)) == ({"query": "sun", "top_k": 2}, ["wiki:sun:0", "wiki:sun:1"])
     assert search.attributes[semconv.CODE_FUNCTION_NAME] == "verl_loops.Searcher.search"
@@ -124,7 +127,13 @@ async def test_a_scope_of_the_user_s_own_inside_a_rollout_is_a_trajectory_of_its
     with rollout_trace_attr(sample_index=4, step=4, trace=False):
         assert verl_loops.shorten("abcdef") == "abc"
     view = rollout.only()
-    assert (view.root.name, view.step, view.sample_index, view.rollout_n, view.validate) == ("invoke_agent mine", 4, 3, 1, True)
+    assert (view.root.name, view.step, view.sample_index, view.rollout_n, view.validate) == (
+        "invoke_agent mine",
+        4,
+        3,
+        1,
+        True,
+    )
     assert [span.name for span in view.spans] == ["invoke_agent mine", "shorten"]
 
 

@@ -47,7 +47,9 @@ async def test_arrays_and_tensors_keep_shape_dtype_and_a_sample(recorded):
 
 
 async def test_small_arrays_and_scalars_keep_their_values(recorded):
-    assert "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]" in json.dumps(await recorded(np.arange(6, dtype=np.float32).reshape(2, 3)))
+    assert "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]" in json.dumps(
+        await recorded(np.arange(6, dtype=np.float32).reshape(2, 3))
+    )
     assert "[1, 2, 3]" in json.dumps(await recorded(torch.tensor([1, 2, 3])))
     assert await recorded([np.float64(0.5), np.int64(3), np.bool_(True)]) == [0.5, 3, True]
     assert (await recorded([torch.tensor(2)]))[0]["values"] == 2
