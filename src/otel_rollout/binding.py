@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry import trace
 
@@ -12,6 +12,8 @@ from otel_rollout._version import __version__
 from otel_rollout.guard import guard
 from otel_rollout.ids import keep_random_state
 from otel_rollout.settings import Settings
+
+StartSpan = Callable[[str, trace.Tracer, trace.SpanKind, dict[str, Any], int], trace.Span]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,9 @@ class Binding:
         project_name, experiment_name: identity of the training run, where known.
         framework, framework_version: who runs the rollouts, e.g. ``verl``, ``0.9.1``.
         settings: what is captured.
+        start_span: set where the provider and its processors are our own: starts the spans of ops faster than the SDK,
+            and lets a thread complete them after their op has ended. ``None`` with a provider of the host: its
+            processors see every span start, and find it complete when its op has ended.
     """
 
     tracer: trace.Tracer
@@ -31,6 +36,7 @@ class Binding:
     framework: str | None = None
     framework_version: str | None = None
     settings: Settings = field(default_factory=Settings.from_environment)
+    start_span: StartSpan | None = None
 
 
 _OFF: Final = object()

@@ -85,9 +85,13 @@ class Call:
         tracer = self.binding.tracer if self.trajectory is None else self.trajectory.tracer
         if tracer is not None:
             self.attributes[semconv.CODE_FUNCTION_NAME] = self.op.code_name
-            self.span = tracer.start_span(
-                self.name, kind=self.span_kind, attributes=self.attributes, start_time=self.started
-            )
+            start = self.binding.start_span
+            if start is not None and self.trajectory is not None:
+                self.span = start(self.name, tracer, self.span_kind, self.attributes, self.started)
+            else:
+                self.span = tracer.start_span(
+                    self.name, kind=self.span_kind, attributes=self.attributes, start_time=self.started
+                )
 
     def enter(self) -> None:
         """Make this the current op and its span the current span."""
@@ -106,14 +110,33 @@ class Call:
     def succeed(self, result: Any) -> None:
         """The function returned `result`."""
         self._stop()
+        self.last_error = None
+        recorder, trajectory = self.op.recorder, self.trajectory
+        kept = result
+        with guard("keep the result of an op"):
+            kept = recorder.keep(self, result)
+        later = trajectory is not None and recorder.background and self.in_background
+        if not (later and trajectory is not None and trajectory.later(lambda: self._finish(kept))):
+            self._finish(kept)
+
+    @property
+    def describes(self) -> bool:
+        """Whether inputs are worth writing: content is captured and the span, once started, will keep it."""
+        return self.binding.settings.content and (self.trajectory is None or self.trajectory.recording)
+
+    @property
+    def in_background(self) -> bool:
+        """Whether what is slow may be written later, on another thread."""
+        return self.binding.start_span is not None
+
+    def _finish(self, kept: Any) -> None:
         with guard("record the result of an op"):
-            self.op.recorder.count(self, result, None)
+            self.op.recorder.count(self, kept, None)
         if self.recording:
             with guard("describe the result of an op"):
-                self.op.recorder.end(self, result)
+                self.op.recorder.end(self, kept)
             if not self.held:
                 self.end_span()
-        self.last_error = None
 
     def fail(self, error: BaseException) -> None:
         """The function raised `error`; a generator that was closed early has not failed."""

@@ -28,19 +28,26 @@ def record_error(span: Span, error: BaseException, within: "Trajectory | Call | 
         error: the exception.
         within: what the span is part of; remembers whose stack trace was written.
     """
+    event = exception_event(error, stack=within is None or within.last_error is not error)
+    kind, message = event["exception.type"], event["exception.message"]
+    if within is not None:
+        within.last_error = error
+    span.add_event("exception", event)
+    span.set_attribute(semconv.ERROR_TYPE, kind)
+    span.set_status(StatusCode.ERROR, f"{kind}: {message}" if message else kind)
+
+
+def exception_event(error: BaseException, *, stack: bool = True) -> dict[str, str]:
+    """The attributes of an ``exception`` event."""
     kind = error_type(error)
     try:
         message = content.text(str(error), _MESSAGE)
     except Exception:  # the user's __str__
         message = f"<{kind} whose text cannot be read>"
     event = {"exception.type": kind, "exception.message": message}
-    if within is None or within.last_error is not error:
+    if stack:
         event["exception.stacktrace"] = content.text(_stack(error), _STACK)
-    if within is not None:
-        within.last_error = error
-    span.add_event("exception", event)
-    span.set_attribute(semconv.ERROR_TYPE, kind)
-    span.set_status(StatusCode.ERROR, f"{kind}: {message}" if message else kind)
+    return event
 
 
 def _stack(error: BaseException) -> str:

@@ -97,7 +97,6 @@ class Turn:
     request: Request
     opened: tokens.OpenTurn | None
     response: Response | None = None
-    token_limit: int | None = None
     completion: "array[Any] | None" = None
     segments: list[Segment] = field(default_factory=list)
 
@@ -107,20 +106,21 @@ class Generation(Recorder):
 
     Reads the arguments ``messages``, ``prompt_ids``, ``model``, ``sampling_params`` (or the single parameters) and
     results that are a string, have ``token_ids``, or look like an OpenAI chat completion. Adapters override `request`
-    and `response`.
+    and `keep`.
     """
 
     kind = semconv.KIND_LLM
     phase = "generate"
+    turn = Turn
 
     def begin(self, call: "Call", args: tuple[Any, ...]) -> bool:
         """Open a turn: number it, compare its prompt with the ledger, record what is asked."""
         super().begin(call, args)
         request, trajectory, settings = self.request(call, args), call.trajectory, call.binding.settings
-        turn = call.notes = Turn(1 if trajectory is None else trajectory.tally.turns + 1, request, None)
+        turn = call.notes = self.turn(1 if trajectory is None else trajectory.tally.turns + 1, request, None)
         if trajectory is not None:
             trajectory.tally.turns += 1
-            if request.prompt_ids is not None and settings.tokens != "none":
+            if request.prompt_ids is not None and settings.tokens != "none" and trajectory.recording:
                 turn.opened = _open_turn(trajectory.ledger, request)
         operation = semconv.OPERATION_TEXT_COMPLETION if request.messages is None else semconv.OPERATION_CHAT
         model = request.model or "unknown"
@@ -128,11 +128,18 @@ class Generation(Recorder):
         call.attributes |= {semconv.OPERATION_NAME: operation, semconv.REQUEST_MODEL: model, semconv.TURN: turn.number}
         if request.provider:
             call.attributes[semconv.PROVIDER_NAME] = request.provider
-        call.attributes |= sampling_attributes(request.sampling_params)
-        if request.messages is not None and settings.content:
-            call.attributes[semconv.INPUT_MESSAGES] = messages.messages_json(request.messages, images=settings.images)
-            call.attributes[semconv.MESSAGE_PREFIX_COUNT] = request.message_prefix_count
+        if not (self.background and call.in_background) and (trajectory is None or trajectory.recording):
+            call.attributes |= self.asked(call)
         return True
+
+    def asked(self, call: "Call") -> dict[str, Any]:
+        """Sampling parameters and messages of the request: written at the start, or at the end in the background."""
+        request, settings = call.notes.request, call.binding.settings
+        found = sampling_attributes(request.sampling_params)
+        if request.messages is not None and settings.content:
+            found[semconv.INPUT_MESSAGES] = messages.messages_json(request.messages, images=settings.images)
+            found[semconv.MESSAGE_PREFIX_COUNT] = request.message_prefix_count
+        return found
 
     def request(self, call: "Call", args: tuple[Any, ...]) -> Request:  # noqa: ARG002  for subclasses
         """Read what is asked from the arguments."""
@@ -148,7 +155,7 @@ class Generation(Recorder):
             model=model if isinstance(model, str) else None,
         )
 
-    def response(self, call: "Call", result: Any) -> Response:  # noqa: ARG002  for subclasses
+    def keep(self, call: "Call", result: Any) -> Response:  # noqa: ARG002  for subclasses
         """Read what came back from the result."""
         return read_response(result)
 
@@ -163,7 +170,7 @@ class Generation(Recorder):
             failed = labels if isinstance(error, GeneratorExit) else {**labels, semconv.ERROR_TYPE: error_type(error)}
             record(semconv.METRIC_INFERENCE_DURATION, call.seconds, failed, here)
             return
-        response = turn.response = self.response(call, result)
+        response = turn.response = result
         if response.input_tokens is None and turn.request.prompt_ids is not None:
             response.input_tokens = len(turn.request.prompt_ids)
         if response.output_tokens is None and response.token_ids is not None:
@@ -187,6 +194,8 @@ class Generation(Recorder):
         if response is None:
             return
         found = response_attributes(response)
+        if self.background and call.in_background:
+            found |= self.asked(call)
         if response.messages is not None and call.binding.settings.content:
             found[semconv.OUTPUT_MESSAGES] = messages.messages_json(
                 response.messages, images=call.binding.settings.images
@@ -195,6 +204,12 @@ class Generation(Recorder):
             found |= delta_attributes(turn, turn.opened, response, call.binding.settings.tokens)
         call.span.set_attributes(found)
         self._segments(call, turn)
+
+    def fail(self, call: "Call", error: BaseException) -> None:
+        """Write what was asked of a generation that failed."""
+        if self.background and call.in_background:
+            call.span.set_attributes(self.asked(call))
+        super().fail(call, error)
 
     def _segments(self, call: "Call", turn: Turn) -> None:
         if len(turn.segments) < 2 or call.trajectory is None or call.trajectory.tracer is None:  # noqa: PLR2004

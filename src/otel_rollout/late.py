@@ -8,14 +8,25 @@ from collections.abc import Callable
 from typing import Final
 
 from otel_rollout.guard import guard
+from otel_rollout.idle import idle
 
 _LIMIT: Final = 16_384
+_PRESSING: Final = 8_192
+"""With so many jobs waiting the thread no longer gives way to the rollouts."""
+_PATIENCE: Final = 0.25
+"""Seconds that a job waits for a lull at the most."""
+_PORTION: Final = 0.0005
+_REST: Final = 0.001
+"""While rollouts run: seconds of work, then seconds of rest, so that an event loop never waits long for the GIL."""
 
 
 class LateWork:
-    """A first-in-first-out thread, started with its first job; bounded, so that it cannot hold the host's memory."""
+    """A first-in-first-out thread, started with its first job; bounded, so that it cannot hold the host's memory.
 
-    __slots__ = ("_done", "_jobs", "_lock", "_pid", "_put", "_thread")
+    While trajectories are open it waits for a lull, for a moment, and then works in small portions.
+    """
+
+    __slots__ = ("_done", "_hurry", "_jobs", "_lock", "_pid", "_put", "_thread")
 
     def __init__(self) -> None:
         self._reset()
@@ -23,6 +34,7 @@ class LateWork:
     def _reset(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._put = self._done = 0
@@ -41,13 +53,10 @@ class LateWork:
                 self._thread.start()
         return True
 
-    def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            with guard("complete a span"):
-                job()
-            del job
-            self._done += 1
+    def hurry(self) -> None:
+        """Do what waits now, without giving way."""
+        if self._put > self._done:
+            self._hurry.set()
 
     def flush(self, timeout: float) -> bool:
         """Wait until all jobs known now are done; False if `timeout` (seconds) passed first."""
@@ -55,8 +64,32 @@ class LateWork:
         while self._done < goal and self._pid == os.getpid():
             if time.monotonic() >= deadline:
                 return False
+            self.hurry()
             time.sleep(0.002)
         return True
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if idle.count and not self._pressed():
+                self._hurry.wait(_PATIENCE)
+            started = time.perf_counter()
+            while True:
+                with guard("complete a span"):
+                    job()
+                self._done += 1
+                del job
+                if idle.count and not self._pressed() and time.perf_counter() - started > _PORTION:
+                    time.sleep(_REST)
+                    started = time.perf_counter()
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    self._hurry.clear()
+                    break
+
+    def _pressed(self) -> bool:
+        return self._hurry.is_set() or self._put - self._done > _PRESSING
 
 
 late: Final = LateWork()

@@ -84,6 +84,8 @@ def configure(
     Raises:
         ExporterError: one given in `exporters` is unknown or not installed; a ``ValueError`` that names the fix.
     """
+    from otel_rollout import light_span  # the SDK is slow to import
+
     global _pipeline  # noqa: PLW0603  one pipeline a process
     names = {
         "project_name": project_name,
@@ -103,8 +105,11 @@ def configure(
         _attach_provider(pipeline, tracer_provider, built, project_name)
         _attach_metrics(pipeline, meter_provider, [one.name for one in built])
         tracer = bindings.scoped_tracer(pipeline.provider)
+        start_span = light_span.start_span if pipeline.owned and pipeline.processors else None
         pipeline.binding = (
-            None if tracer is None else Binding(tracer=tracer, settings=Settings.from_environment(), **names)
+            None
+            if tracer is None
+            else Binding(tracer=tracer, settings=Settings.from_environment(), start_span=start_span, **names)
         )
         _pipeline = pipeline
         bindings.bind(pipeline.binding)
@@ -305,6 +310,7 @@ def _probe() -> None:
 
 def hurry() -> None:
     """Send what has ended soon; never waits."""
+    late.hurry()
     for processor in _pipeline.processors if _pipeline is not None else ():
         processor.hurry()
 

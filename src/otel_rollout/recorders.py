@@ -18,10 +18,12 @@ class Recorder:
     Attributes:
         kind: the value of ``openinference.span.kind``.
         phase: where the op's time counts in ``rollout.time``; ``None`` for "other".
+        background: `count` and `end` may run later, on another thread: for results that nobody changes any more.
     """
 
     kind = semconv.KIND_CHAIN
     phase: str | None = None
+    background = False
 
     def begin(self, call: "Call", args: tuple[Any, ...]) -> bool:  # noqa: ARG002  for subclasses
         """Set name and attributes of the span about to start; False records no span for this call.
@@ -32,6 +34,10 @@ class Recorder:
         """
         call.attributes[semconv.SPAN_KIND] = self.kind
         return True
+
+    def keep(self, call: "Call", result: Any) -> Any:  # noqa: ARG002  for subclasses
+        """Read from the result, on the caller's thread, what `count` and `end` are given."""
+        return result
 
     def count(self, call: "Call", result: Any, error: BaseException | None) -> None:  # noqa: ARG002  for subclasses
         """Add the ended call to counts and metrics; also called where the trajectory is sampled out."""
@@ -44,7 +50,7 @@ class Recorder:
     def fail(self, call: "Call", error: BaseException) -> None:  # noqa: ARG002  for subclasses
         """Write what is known of a failed call; the exception itself is recorded already."""
         if call.partial is not None:
-            self.end(call, call.partial)
+            self.end(call, self.keep(call, call.partial))
 
 
 class Chain(Recorder):
@@ -53,7 +59,7 @@ class Chain(Recorder):
     def begin(self, call: "Call", args: tuple[Any, ...]) -> bool:
         """Record the inputs as JSON."""
         super().begin(call, args)
-        if call.binding.settings.content:
+        if call.describes:
             call.attributes[semconv.INPUT_VALUE] = to_json(
                 self.inputs(call), images=call.binding.settings.images, numbers=LONG_NUMBERS
             )
@@ -106,7 +112,7 @@ class Tool(Recorder):
             semconv.TOOL_NAME: name,
             semconv.TOOL_TYPE: "function",
         }
-        if call.binding.settings.content:
+        if call.describes:
             call.attributes[semconv.TOOL_CALL_ARGUMENTS] = self.tool_arguments(call)
         return True
 

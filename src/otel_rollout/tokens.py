@@ -13,6 +13,7 @@ from typing import Any, Final
 
 _TYPECODES: Final = {"u32": "I", "i64": "q", "f32": "f"}
 _FORM: Final = re.compile(r"(u32|i64|f32)(\.shuf)?(\.zlib)?;base64,")
+_NO_GIL_SWITCH: Final = 2047
 _MIN_COMPRESSED: Final = 128
 """Below this many bytes the compressor's header costs more than it saves."""
 
@@ -117,7 +118,10 @@ def _hash(packed: "array[Any]", start: hashlib.blake2b | None = None) -> hashlib
     if sys.byteorder == "big":
         packed = packed[:]
         packed.byteswap()
-    digest.update(packed.tobytes())
+    raw = packed.tobytes()
+    # hashlib lets go of the GIL for 2048 bytes and more: an event loop would pay for that with a wait.
+    for at in range(0, len(raw), _NO_GIL_SWITCH):
+        digest.update(raw[at : at + _NO_GIL_SWITCH])
     return digest
 
 

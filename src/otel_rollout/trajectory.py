@@ -46,14 +46,12 @@ class Trajectory:
     For adapters of frameworks:
         ledger, tally: tokens and counts so far.
         status: set where "no exception" does not tell; one of the values of ``rollout.status``.
-        initial_messages, messages: called at the end for the JSON of the prompt's messages, and of all that followed.
-        tool_definitions: JSON of the tools that the model may call.
+        texts: attributes of the root that are long: name to a function that makes the text, called at the end.
     """
 
     __slots__ = (
         "_context", "_ended", "_late", "_reason", "_span", "_started", "active", "binding", "id", "identity",
-        "initial_messages", "labels", "last_error", "ledger", "messages", "recording", "status", "tally",
-        "tool_definitions", "tracer",
+        "labels", "last_error", "ledger", "recording", "status", "tally", "texts", "tracer",
     )  # fmt: skip
 
     def __init__(self, trajectory_id: Any = None) -> None:
@@ -67,9 +65,7 @@ class Trajectory:
         self.ledger = TokenLedger()
         self.status: str | None = None
         self.last_error: BaseException | None = None
-        self.messages: Callable[[], str] | None = None
-        self.initial_messages: Callable[[], str] | None = None
-        self.tool_definitions: str | None = None
+        self.texts: dict[str, Callable[[], str]] = {}
         self._reason: str | None = None
         self._span: Span = trace.INVALID_SPAN
         self._context = otel_context.Context()
@@ -164,43 +160,43 @@ class Trajectory:
     def end(self, error: BaseException | None) -> None:
         """End the root span; called by `rollout_trace_attr`."""
         ended, duration = time.time_ns(), time.perf_counter() - self._started
-        status, self._ended = self._final_status(error), True
-        self._measure(status, duration, error)
-        if not self.recording:
-            return
-        span = self._span
-        if error is not None and not isinstance(error, GeneratorExit):
-            record_error(span, error, self)
+        self._ended = True
+        if error is not None and self.recording and not isinstance(error, GeneratorExit):
+            record_error(self._span, error, self)
         self.last_error = None  # its traceback holds the frames of the rollout
-        found: dict[str, Any] = {semconv.STATUS: status, **self.tally.attributes()}
-        optional = {semconv.REJECTION_REASON: self._reason, semconv.TOOL_DEFINITIONS: self.tool_definitions}
-        span.set_attributes(found | {key: value for key, value in optional.items() if value is not None})
+        failed = None if error is None else error_type(error)
+        forced = None if error is None else semconv.STATUS_ERROR
+        if isinstance(error, CancelledError | GeneratorExit):
+            forced = semconv.STATUS_CANCELLED
 
         def finish() -> None:
-            with guard("write the conversation of a trajectory"):
-                for name, text in (
-                    (semconv.INPUT_MESSAGES, self.initial_messages),
-                    (semconv.OUTPUT_MESSAGES, self.messages),
-                ):
-                    if text is not None:
-                        span.set_attribute(name, text())
-            span.end(ended)
+            with guard("summarise a trajectory"):
+                self._finish(forced or self._final_status(), duration, failed)
+            self._span.end(ended)
 
-        if not (self._late and late.submit(finish)):
+        in_background = self.binding is not None and self.binding.start_span is not None
+        if not ((self._late or in_background) and late.submit(finish)):
             finish()
 
-    def _final_status(self, error: BaseException | None) -> str:
-        if isinstance(error, CancelledError | GeneratorExit):
-            return semconv.STATUS_CANCELLED
-        if error is not None:
-            return semconv.STATUS_ERROR
+    def _finish(self, status: str, duration: float, failed: str | None) -> None:
+        self._measure(status, duration, failed)
+        if not self.recording:
+            return
+        found: dict[str, Any] = {semconv.STATUS: status, **self.tally.attributes()}
+        if self._reason is not None:
+            found[semconv.REJECTION_REASON] = self._reason
+        self._span.set_attributes(found)
+        for name, text in self.texts.items():
+            self._span.set_attribute(name, text())
+
+    def _final_status(self) -> str:
         if self._reason is not None:
             return semconv.STATUS_REJECTED
         return self.status or semconv.STATUS_COMPLETED
 
-    def _measure(self, status: str, duration: float, error: BaseException | None) -> None:
+    def _measure(self, status: str, duration: float, failed: str | None) -> None:
         record, add, here = instruments().record, instruments().add, self._context
-        labels = self.labels if error is None else {**self.labels, semconv.ERROR_TYPE: error_type(error)}
+        labels = self.labels if failed is None else {**self.labels, semconv.ERROR_TYPE: failed}
         add(semconv.METRIC_TRAJECTORIES_ACTIVE, -1, self.labels)
         add(semconv.METRIC_TRAJECTORIES, 1, {**self.labels, semconv.STATUS: status})
         record(semconv.METRIC_AGENT_DURATION, duration, labels, here)

@@ -74,7 +74,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 
 
 def write_tools(path: str | Path, tools: Mapping[str, str], **settings: Any) -> str:
-    """verl's tools.yaml for tools by name (``{"calculator": "module.Class"}``); `settings` go into each one's config."""
+    """verl's tools.yaml for tools by name (``{"calculator": "module.Class"}``); `settings` go into their config."""
     from omegaconf import OmegaConf
 
     entries = []
@@ -184,7 +184,7 @@ def config(
 
 
 class Local:
-    """``handle.method.remote(...)`` on an object of this process: a task or a finished future, no reference of Ray's."""
+    """``handle.method.remote(...)`` on an object of this process: a task or a finished future."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -207,7 +207,7 @@ class _LocalMethod:
 
 
 def client(cfg: Any, *servers: Any, fully_async: bool = False) -> Any:
-    """verl's LLMServerClient, or its fully asynchronous one that resumes aborted generations, over its load balancer."""
+    """verl's LLMServerClient, or its fully asynchronous one that resumes aborted generations, over its balancer."""
     from verl.workers.rollout import llm_server
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
@@ -382,7 +382,8 @@ async def run_v1(*workers: Any, batch: Any, manager: Any = None) -> dict[str, st
     Without a manager the first worker gets the whole batch.
     """
     uids = [str(uid) for uid in batch["uid"]]
-    partition = "val" if batch.get("validate") else "train"
+    validate = bool(batch["validate"]) if "validate" in batch else False
+    partition = "val" if validate else "train"
     if manager is None:
         await workers[0].generate_sequences(batch)
     else:

@@ -69,3 +69,28 @@ class SearchAgentLoop(AgentLoopBase):
             reward_score=0.5,
             extra_fields={"hits": json.dumps(hits)},
         )
+
+
+@register("two_answers_agent")
+class TwoAnswersAgentLoop(AgentLoopBase):
+    """Gives two outputs for one prompt, as trainer v1 allows."""
+
+    @rollout_trace_op
+    async def run(self, sampling_params, **kwargs):
+        prompt_ids = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
+        outputs = []
+        for _ in range(2):
+            answer = await self.server_manager.generate(
+                request_id="mine", prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+            outputs.append(
+                AgentLoopOutput(
+                    prompt_ids=prompt_ids,
+                    response_ids=answer.token_ids,
+                    response_mask=[1] * len(answer.token_ids),
+                    num_turns=2,
+                    metrics=AgentLoopMetrics(),
+                    extra_fields={},
+                )
+            )
+        return outputs

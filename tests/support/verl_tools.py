@@ -76,6 +76,13 @@ class Camera(BaseTool):
         return ToolResponse(text=", ".join(sorted(kwargs))), 0.0, {}
 
 
+class Photographer(BaseTool):
+    """Answers with an image: fine for a model that sees, an error of verl's for one that does not."""
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text="click", image=[make_odd_values()["image"]]), 0.0, {}
+
+
 def make_odd_values():
     """A PIL image, arrays, tensors and bytes."""
     import numpy as np

@@ -163,7 +163,7 @@ async def test_we_decode_on_our_own_thread_and_only_new_tokens(rollout, decoders
         view = rollout.only()
     finally:
         PreTrainedTokenizerFast.decode = decode
-    # verl's parser decodes each turn in an executor; everything else is ours, and the event loop's thread is not among them.
+    # verl's parser decodes each turn in an executor; the rest is ours, and none of it on the event loop's thread.
     ours = [name for name in decoders if not name.startswith("asyncio_")]
     assert set(ours) == {"otel-rollout-late"}
     last = view.turns[-1]

@@ -151,10 +151,11 @@ async def test_a_missing_extra_is_one_warning_with_the_pip_command_and_verl_s_ow
     stand_in = types.SimpleNamespace(init=lambda **given: asked.append(given), context_vars=context)
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
     assert len(await plain_run(model, backend="trackio")) == 1
-    assert warnings() == [
+    (said,) = warnings()
+    assert said == (
         "actor_rollout_ref.rollout.trace.backend=trackio: exporter 'trackio' is not installed; "
         "run: pip install 'otel-rollout[trackio]'; until then verl's own rollout trace runs"
-    ]
+    )
     assert asked[0] == {"project": "demo", "name": "exp", "config": {"framework": "verl"}}
     assert asked[1:] == ["trackio"] * len(asked[1:])
     assert len(asked) > 4

@@ -162,12 +162,23 @@ async def test_arguments_that_are_no_json(rollout, monkeypatch):
     assert_fine(view)
 
 
-@pytest.mark.xfail(reason="a call that hermes' parser drops, because it is no JSON, is not marked yet")
-async def test_a_call_that_the_parser_drops_is_marked(rollout):
+async def test_arguments_that_are_json_of_the_wrong_kind(rollout):
+    """Hermes' parser hands them on; the tool fails on them."""
+    view = await one(rollout, ("calculator", '"1+1"'))
+    (span,) = view.tools
+    assert (span.attributes[ARGUMENTS], span.attributes[semconv.ERROR_TYPE]) == ('"1+1"', "TypeError")
+    assert counts(view) == (1, 1)
+    assert_fine(view)
+
+
+async def test_a_call_that_the_parser_drops_is_marked_and_counted(rollout):
+    """Hermes' parser drops a call that is no JSON and says so in a log only; the model's other call runs."""
     view = await one(rollout, ("calculator", "{broken"), ("calculator", {"expression": "1+1"}))
-    parsing = next(span for span in view.spans if span.name.endswith("extract_tool_calls"))
-    assert parsing.attributes[semconv.ERROR_TYPE] == "invalid_json"
-    assert counts(view) == (2, 1)
+    dropped, fine = (span for span in view.spans if span.name.endswith("extract_tool_calls"))
+    assert (dropped.status, dropped.attributes[semconv.ERROR_TYPE]) == ("ERROR", "invalid_json")
+    assert (fine.status, fine.attributes.get(semconv.ERROR_TYPE)) == ("UNSET", None)
+    assert [span.attributes.get(semconv.ERROR_TYPE) for span in view.tools] == [None]
+    assert counts(view) == (1, 1)
     assert_fine(view)
 
 

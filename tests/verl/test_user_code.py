@@ -100,6 +100,21 @@ async def test_token2text_of_its_output(rollout):
     ]
 
 
+@pytest.mark.parametrize("token2text", [False, True])
+async def test_an_agent_loop_with_several_outputs(rollout, token2text):
+    server = rollout.server(turns=1)
+    batch = batch_v1(1, columns={"agent_name": ["two_answers_agent"]})
+    rows = await rollout.v1(batch, server=server, reward=True, token2text=token2text)
+    assert len(rows) == 2
+    view = rollout.only()
+    assert (view.status, view.reward, view.root.attributes[semconv.TURNS]) == ("completed", 1.0, 2)
+    assert [(turn.prompt_ids, turn.completion_ids) for turn in view.turns] == [
+        (call.prompt_ids, call.token_ids) for call in server.calls
+    ]
+    run = next(span for span in view.spans if span.name == "TwoAnswersAgentLoop.run")
+    assert [shown["response_tokens"] for shown in read(run, OUT)] == [len(call.token_ids) for call in server.calls]
+
+
 async def test_single_turn_agent_loop(rollout, tree):
     server = rollout.server(script=[Reply(text="It is seven.")])
     await rollout.v0(batch_v0(1, agent=None), server=server, agent="single_turn_agent", reward=True)

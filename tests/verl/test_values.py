@@ -114,6 +114,22 @@ async def test_ids_in_agent_data_do_not_fill_the_trace(rollout):
     assert all(len(json.dumps(data[name])) < 200 for name in ("prompt_ids", "response_ids", "response_mask"))
 
 
+async def test_an_image_that_a_tool_answers_with_is_its_size_and_hash(rollout):
+    """The tiny model cannot see, so verl raises after the call."""
+    script = [Reply(text=tool_call("photographer", {})), Reply(text="seven")]
+    with pytest.raises(ValueError, match="Multimedia data can only be processed"):
+        await rollout.v0(
+            batch_v0(1), server=rollout.server(script=script), tools={"photographer": "verl_tools.Photographer"}
+        )
+    view = rollout.only()
+    (call,) = view.tools
+    shown = json.loads(call.attributes[semconv.TOOL_CALL_RESULT])
+    assert shown["text"] == "click"
+    (image,) = shown["image"]
+    assert (image["size"], image["mode"], len(image["sha256"])) == ([8, 4], "RGB", 16)
+    assert (call.status, view.status) == ("UNSET", "error")
+
+
 async def test_every_text_of_a_rollout_is_json(rollout):
     await rollout.v0(batch_v0(1), token2text=True, reward=True)
     for span in rollout.only().spans:

@@ -36,7 +36,7 @@ def traced():
 
 @pytest.fixture
 def own_tests(tmp_path):
-    """verl's tests as its wheel has them, beside a link to verl: some of them read its sources from the working directory."""
+    """verl's tests as its wheel has them, beside a link to verl: some read its sources from the working directory."""
     shutil.copytree(PACKAGE.parent / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "verl").symlink_to(PACKAGE)
     (tmp_path / "conftest.py").write_text(CHECK)
@@ -48,13 +48,26 @@ def test_verl_s_own_cpu_tests_pass_while_we_trace(own_tests):
     assert len(loops) > 5
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     environment = clean | {"OTEL_ROLLOUT_FILE": str(own_tests / "traces"), "OTEL_ROLLOUT_RERAISE": "1"}
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-o",
+        "asyncio_mode=auto",
+        "--rootdir",
+        str(own_tests),
+    ]
     done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "asyncio_mode=auto",
-            "--rootdir", str(own_tests), *loops, "tests/tools", "tests/plugin",
-        ],
-        env=environment, cwd=own_tests, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", *options, *loops, "tests/tools", "tests/plugin"],
+        env=environment,
+        cwd=own_tests,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
     summary = done.stdout.splitlines()[-1]
     assert done.returncode == 0, done.stdout[-4000:]
     counted = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", summary)}

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
 
+from opentelemetry.trace import StatusCode
+
+from otel_rollout import semconv
 from otel_rollout.call import Call
-from otel_rollout.content import to_json
-from otel_rollout.frameworks.verl import turns, worker
-from otel_rollout.frameworks.verl.run import current_run
+from otel_rollout.content import LONG_NUMBERS, to_json
+from otel_rollout.frameworks.verl import tools, turns, worker
+from otel_rollout.frameworks.verl.run import AgentRun, current_run
 from otel_rollout.frameworks.verl.switch import switch, turn_on
 from otel_rollout.op import instrument
 from otel_rollout.recorders import Chain, Recorder
@@ -26,35 +29,41 @@ class VerlOp(Chain):
         """The inputs, without the messages that the root holds already."""
         return {key: _unboxed(value) for key, value in call.arguments.items() if key != "raw_prompt"}
 
-    def outputs(self, call: Call, result: Any) -> Any:  # noqa: ARG002
-        """An agent loop's output as lengths and scores; anything else as it is."""
-        outputs = result if isinstance(result, list) else [result]
-        if not outputs or not all(
-            hasattr(output, "response_mask") and hasattr(output, "prompt_ids") for output in outputs
-        ):
-            return result
-        shown = [_agent_loop_output(output) for output in outputs]
-        return shown if isinstance(result, list) else shown[0]
+    background = True
+
+    def keep(self, call: Call, result: Any) -> Any:
+        """Lengths and scores of an agent loop's output, beside the output; of anything else its JSON as of now."""
+        if not (call.recording and call.binding.settings.content):
+            return None
+        if _is_agent_loop_output(result):
+            call.notes = current_run()
+            return _agent_loop_output(result), result
+        if isinstance(result, list) and result and all(_is_agent_loop_output(output) for output in result):
+            result = [_agent_loop_output(output) for output in result]
+        return to_json(result, images=call.binding.settings.images, numbers=LONG_NUMBERS)
 
     def end(self, call: Call, result: Any) -> None:
         """Record the result; with token2text after its texts are decoded off the event loop."""
-        run, trajectory = current_run(), call.trajectory
-        shown = self.outputs(call, result)
-        wants_text = switch.token2text and run is not None and isinstance(shown, dict) and shown is not result
-        if not wants_text or run is None or trajectory is None or not call.binding.settings.content:
-            super().end(call, result)
+        if result is None or isinstance(result, str):
+            call.span.set_attributes({} if result is None else turns.output_attributes(result))
             return
+        shown, output = result
+        run: AgentRun | None = call.notes
 
         def write() -> None:
             try:
-                texts = run.texts(result.prompt_ids, result.response_ids)
+                texts = run.texts(output.prompt_ids, output.response_ids) if run is not None else {}
                 call.span.set_attributes(turns.output_attributes(to_json(shown | texts, limit=turns.TEXT_LIMIT)))
             finally:
                 call.end_span()
 
-        call.held = trajectory.later(write)
+        call.held = switch.token2text and call.trajectory is not None and call.trajectory.later(write)
         if not call.held:
-            super().end(call, result)
+            call.span.set_attributes(turns.output_attributes(to_json(shown, numbers=LONG_NUMBERS)))
+
+
+def _is_agent_loop_output(result: Any) -> bool:
+    return hasattr(result, "response_mask") and hasattr(result, "prompt_ids")
 
 
 def _agent_loop_output(output: Any) -> dict[str, Any]:
@@ -76,19 +85,47 @@ def _unboxed(value: Any) -> Any:
 
 
 class ToolParsing(Chain):
-    """``extract_tool_calls``: how many tokens went in, which calls came out; the text stands on the turn."""
+    """``extract_tool_calls``: how many tokens went in, which calls came out; the text stands on the turn.
+
+    A call that the parser could not read is dropped by verl without a word: it is counted and marked here.
+    """
+
+    background = True
 
     def inputs(self, call: Call) -> Any:
         """The number of tokens."""
         ids = call.arguments.get("responses_ids")
         return {"tokens": len(ids)} if ids is not None else {}
 
+    def begin(self, call: Call, args: tuple[Any, ...]) -> bool:
+        """Remember the parser: it knows the token that opens a call."""
+        call.notes = args[0]
+        return super().begin(call, args)
+
     def outputs(self, call: Call, result: Any) -> Any:  # noqa: ARG002
         """The calls that were found."""
-        if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004  (content, tool calls)
-            return result
         text, calls = result
         return {"content_length": len(text or ""), "tool_calls": [getattr(found, "name", None) for found in calls]}
+
+    def count(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """Count the calls that could not be parsed as tool errors."""
+        super().count(call, result, error)
+        if error is not None or call.trajectory is None:
+            return
+        lost = _opened_calls(call.notes, call.arguments.get("responses_ids")) - len(result[1])
+        if lost > 0:
+            call.trajectory.tally.tool_errors += lost
+            call.span.set_attribute(semconv.ERROR_TYPE, tools.INVALID_ARGUMENTS)
+            call.span.set_status(StatusCode.ERROR, f"{lost} tool calls could not be parsed")
+
+
+def _opened_calls(parser: Any, ids: Any) -> int:
+    """How many tool calls the model began, where the parser has one token for that."""
+    token = getattr(parser, "tool_call_start_token", None)
+    if token is None or ids is None:
+        return 0
+    number = parser.tokenizer.convert_tokens_to_ids(token)
+    return list(ids).count(number) if isinstance(number, int) and number != parser.tokenizer.unk_token_id else 0
 
 
 _VERL_OP, _PARSING, _GENERATION = VerlOp(), ToolParsing(), turns.VerlGeneration()

@@ -25,6 +25,8 @@ _error: ContextVar[list[BaseException] | None] = ContextVar("otel_rollout_verl_t
 class VerlTool(Tool):
     """``ToolAgentLoop._call_tool``: name, arguments, response, tool reward, and ``error.type`` where it failed."""
 
+    background = True
+
     def begin(self, call: Call, args: tuple[Any, ...]) -> bool:
         """Look at the call before the loop does: is the tool known, are the arguments JSON?"""
         loop, asked, data = args[0], call.arguments["tool_call"], call.arguments.get("agent_data")

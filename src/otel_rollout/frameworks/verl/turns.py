@@ -33,11 +33,23 @@ class LoopTurn:
     call: Call | None = None
 
 
+@dataclass(slots=True)
+class VerlTurn(Turn):
+    """A turn of an agent loop that a worker runs: what `Turn` keeps, and where its messages are."""
+
+    run: AgentRun | None = None
+    in_loop: bool = False
+    token_limit: int | None = None
+
+
 _turn: ContextVar[LoopTurn | None] = ContextVar("otel_rollout_verl_turn", default=None)
 
 
 class VerlGeneration(Generation):
     """``LLMServerClient.generate``; in ``FullyAsyncLLMServerClient`` one turn, what it resumes are its segments."""
+
+    background = True
+    turn = VerlTurn
 
     def begin(self, call: Call, args: tuple[Any, ...]) -> bool:
         """Open a turn, or measure one segment of the turn that is being resumed."""
@@ -46,11 +58,27 @@ class VerlGeneration(Generation):
             call.silent, call.notes = True, parent
             return True
         super().begin(call, args)
-        run = current_run()
-        turn: Turn = call.notes
+        turn, run = call.notes, current_run()
+        turn.run, turn.in_loop = run, _turn.get() is not None
         if run is not None and turn.request.prompt_ids is not None:
             turn.token_limit = run.token_limit(len(turn.request.prompt_ids), turn.request.sampling_params)
         return True
+
+    def keep(self, call: Call, result: Any) -> Response:
+        """Read the result, and leave the span open where its messages come later."""
+        response = self.response(call, result)
+        if call.silent:
+            response.input_tokens = len(call.arguments["prompt_ids"])
+            return response
+        turn: VerlTurn = call.notes
+        if turn.run is not None and call.trajectory is not None:
+            turn.run.last_finish = response.finish_reason
+            if call.recording and call.binding.settings.content:
+                loop = _turn.get()
+                if loop is not None:
+                    loop.call = call
+                call.held = True
+        return response
 
     def request(self, call: Call, args: tuple[Any, ...]) -> Request:
         """What ToolAgentLoop asks: the prompt, and the messages since the turn before."""
@@ -84,27 +112,17 @@ class VerlGeneration(Generation):
 
     def count(self, call: Call, result: Any, error: BaseException | None) -> None:
         """Close the turn; a segment is handed to its turn instead."""
-        if call.silent:
-            if error is None and call.ended is not None:
-                response = self.response(call, result)
-                response.input_tokens = len(call.arguments["prompt_ids"])
-                call.notes.notes.segments.append(Segment(call.started, call.ended, response))
-            return
-        super().count(call, result, error)
-        run, turn = current_run(), call.notes
-        if run is not None and turn.response is not None:
-            run.last_finish = turn.response.finish_reason
+        if not call.silent:
+            super().count(call, result, error)
+        elif error is None and call.ended is not None:
+            call.notes.notes.segments.append(Segment(call.started, call.ended, result))
 
     def end(self, call: Call, result: Any) -> None:
-        """Write what is known now, and leave the span open for the messages."""
+        """Write what is known now; of a loop that keeps no messages, decode what the model said."""
         super().end(call, result)
-        run, turn = current_run(), _turn.get()
-        if run is None or call.trajectory is None or not call.binding.settings.content:
-            return
-        if turn is not None:
-            turn.call, call.held = call, True
-        else:
-            call.held = _decode_later(run, call, None)
+        turn: VerlTurn = call.notes
+        if call.held and turn.run is not None and not turn.in_loop:
+            call.held = _decode_later(turn.run, call, None)
 
 
 def _finish_reason(call: Call, result: Any) -> str | None:
@@ -113,8 +131,8 @@ def _finish_reason(call: Call, result: Any) -> str | None:
         return "abort"
     if reason not in ("completed", None):
         return str(reason)
-    run, ids = current_run(), result.token_ids
-    limit = getattr(call.notes, "token_limit", None)
+    ids, turn = result.token_ids, call.notes
+    run, limit = (turn.run, turn.token_limit) if isinstance(turn, VerlTurn) else (None, None)
     if run is not None and limit is not None and len(ids) >= limit and not run.stops(ids[-1]):
         return "length"
     return "stop" if reason == "completed" else None
@@ -184,9 +202,14 @@ def wrap_generating_state(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _complete(run: AgentRun, call: Call, spoken: list[Any]) -> None:
-    if spoken:
-        call.span.set_attribute(
-            semconv.OUTPUT_MESSAGES, messages.messages_json(spoken, images=call.binding.settings.images)
-        )
-    if (spoken and not switch.token2text) or not _decode_later(run, call, spoken or None):
-        call.end_span()
+    """Write the assistant's message on a turn whose span was left open; in the background where that is allowed."""
+
+    def write() -> None:
+        if spoken:
+            said = messages.messages_json(spoken, images=call.binding.settings.images)
+            call.span.set_attribute(semconv.OUTPUT_MESSAGES, said)
+        if (spoken and not switch.token2text) or not _decode_later(run, call, spoken or None):
+            call.end_span()
+
+    if not (call.in_background and call.trajectory is not None and call.trajectory.later(write)):
+        write()

@@ -146,8 +146,10 @@ class _Opened:
         with guard("describe a trajectory"):
             if self._run is not None and trajectory.recording and trajectory.binding.settings.content:  # type: ignore[union-attr]
                 run, images = self._run, trajectory.binding.settings.images  # type: ignore[union-attr]
-                trajectory.initial_messages = lambda: messages_json(run.raw_prompt, images=images)
-                trajectory.messages = lambda: messages_json(run.conversation(), images=images)
+                trajectory.texts = {
+                    semconv.INPUT_MESSAGES: lambda: messages_json(run.raw_prompt, images=images),
+                    semconv.OUTPUT_MESSAGES: lambda: messages_json(run.conversation(), images=images),
+                }
         self._step_token = token
         return trajectory
 
@@ -157,7 +159,7 @@ class _Opened:
         with guard("describe the end of a trajectory"):
             trajectory, run = current_trajectory(), self._run
             if trajectory is not None and run is not None and trajectory.recording and run.definitions():
-                trajectory.tool_definitions = tool_definitions_json(run.definitions())
+                trajectory.texts[semconv.TOOL_DEFINITIONS] = lambda: tool_definitions_json(run.definitions())
         self._scope.__exit__(kind, error, stack)
         if self._step_token is not None:
             with guard("leave the trainer's step"):
@@ -190,6 +192,7 @@ class RewardScore(Recorder):
 
     kind = semconv.KIND_EVALUATOR
     phase = "reward"
+    background = True
 
     def begin(self, call: Call, args: tuple[Any, ...]) -> bool:
         """A span only where there is a reward: computed here, or by the agent loop itself."""
@@ -197,21 +200,27 @@ class RewardScore(Recorder):
         call.name = f"{semconv.EVALUATE} {REWARD}"
         outputs = call.arguments["outputs"]
         call.silent = args[0].reward_loop_worker_handles is None and outputs[-1].reward_score is None
+        call.notes = current_run()
         return True
+
+    def keep(self, call: Call, result: Any) -> Any:  # noqa: ARG002  _compute_score writes into its argument
+        """The scores and the status, read before the worker goes on with the output."""
+        output = call.arguments["outputs"][-1]
+        return _scores(output), _status(call.notes, output)
 
     def count(self, call: Call, result: Any, error: BaseException | None) -> None:
         """Keep the reward and its components, and read the status from the output."""
         super().count(call, result, error)
-        output, trajectory = call.arguments["outputs"][-1], call.trajectory
+        trajectory = call.trajectory
         if trajectory is None or error is not None:
             return
-        for name, score in _scores(output).items():
+        scores, trajectory.status = result
+        for name, score in scores.items():
             trajectory.note_reward(score, name)
-        trajectory.status = _status(output)
 
-    def end(self, call: Call, result: Any) -> None:  # noqa: ARG002  _compute_score writes into its argument
+    def end(self, call: Call, result: Any) -> None:
         """Write the reward, and an event for each component."""
-        for name, score in _scores(call.arguments["outputs"][-1]).items():
+        for name, score in result[0].items():
             if name == REWARD:
                 describe_reward(call.span, name, score)
             else:
@@ -230,8 +239,7 @@ def _scores(output: Any) -> dict[str, float]:
     return found
 
 
-def _status(output: Any) -> str:
-    run = current_run()
+def _status(run: AgentRun | None, output: Any) -> str:
     finish = run.last_finish if run is not None else None
     if finish == "abort":
         return semconv.STATUS_ABORTED
