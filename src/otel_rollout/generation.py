@@ -120,7 +120,7 @@ class Generation(Recorder):
         turn = call.notes = self.turn(1 if trajectory is None else trajectory.tally.turns + 1, request, None)
         if trajectory is not None:
             trajectory.tally.turns += 1
-            if request.prompt_ids is not None and settings.tokens != "none" and trajectory.recording:
+            if request.prompt_ids is not None and settings.tokens != "none":
                 turn.opened = _open_turn(trajectory.ledger, request)
         operation = semconv.OPERATION_TEXT_COMPLETION if request.messages is None else semconv.OPERATION_CHAT
         model = request.model or "unknown"

@@ -1,10 +1,11 @@
 """The instruments: recorded where an op ends, never labelled with a step, a sample or a trajectory."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import metrics, trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 
 from otel_rollout import semconv
 
@@ -57,11 +58,27 @@ class Instruments:
 
     def record(self, name: str, value: float, labels: Mapping[str, Any], context: Context | None = None) -> None:
         """Record into a histogram; `context` holds the span that the exemplar points to."""
-        self._instruments[name].record(value, labels, context=context)
+        instrument = self._instruments[name]
+        if value < 0:
+            _record_negative(instrument, value, labels, context)
+        else:
+            instrument.record(value, labels, context=context)
 
     def add(self, name: str, value: float, labels: Mapping[str, Any]) -> None:
         """Add to a counter; without an exemplar, which the SDK would choose with the host's ``random``."""
         self._instruments[name].add(value, labels, context=_NOWHERE)
+
+
+def _record_negative(instrument: Any, value: float, labels: Mapping[str, Any], context: Context | None) -> None:
+    """A reward may be below zero, which the SDK's histograms hold but refuse at their door."""
+    instrument = getattr(instrument, "_real_instrument", None) or instrument
+    consumer = getattr(instrument, "_measurement_consumer", None)
+    if consumer is None:
+        return
+    from opentelemetry.sdk.metrics._internal.measurement import Measurement  # there is no public way in
+
+    here = get_current() if context is None else context
+    consumer.consume_measurement(Measurement(value, time.time_ns(), instrument, here, labels))
 
 
 _instruments: Instruments | None = None

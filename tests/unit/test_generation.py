@@ -232,7 +232,7 @@ def test_read_response_of_openai_text_fields():
 class Partial(Generation):
     """Like an adapter of a framework: a generation in two parts, under two policies."""
 
-    def response(self, call, result):
+    def keep(self, call, result):
         turn = call.notes
         for number, (version, ids) in enumerate(result):
             part = Response(

@@ -17,14 +17,14 @@ LAYERS = [
     {"messages", "settings", "late", "metrics", "failure", "sampling", "otlp_file", "trace_view"},
     {"binding", "tally", "processor", "render", "doctor"},
     {"identity"},
-    {"trajectory"},
+    {"trajectory", "light_span"},
     {"call", "recorders"},
     {"generation", "streams"},
     {"op"},
     {"pipeline", "cli"},
     {"__init__"},
 ]
-NEEDS_SDK = {"processor", "sampling", "otlp_file"}
+NEEDS_SDK = {"processor", "sampling", "otlp_file", "light_span"}
 CORE = sorted(set.union(*LAYERS))
 
 
