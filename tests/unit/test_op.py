@@ -430,7 +430,8 @@ async def test_a_cancelled_op_is_cancelled_and_says_so(spans):
     task.cancel("stop it")
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert caught.value.args == ("stop it",)
+    # Before Python 3.11 asyncio itself makes a new error for whoever awaits the task.
+    assert caught.value.args == (("stop it",) if sys.version_info >= (3, 11) else ())
     assert task.cancelled()
     span = only(spans)
     assert (span.status.status_code, span.attributes["error.type"]) == (StatusCode.ERROR, "CancelledError")
