@@ -29,6 +29,8 @@ class AgentRun:
         said: messages that the model has seen or made.
         last_finish: finish reason of the last turn.
         pieces: what the turns added, prompts and completions in turn, since the history was last rewritten.
+        provider: the inference engine, e.g. vllm, sglang, trtllm, hf.
+        model: its name, low in cardinality: a hub id, or the last part of a path.
         closing: the assistant's last text where ToolAgentLoop kept no message of it.
     """
 
@@ -40,17 +42,16 @@ class AgentRun:
     last_finish: str | None = None
     pieces: list[Piece] = field(default_factory=list)
     closing: str | None = None
+    provider: str | None = field(init=False)
+    model: str | None = field(init=False)
 
-    @property
-    def provider(self) -> str | None:
-        """The inference engine: vllm, sglang, trtllm, hf."""
+    def __post_init__(self) -> None:
+        """Read the configuration once: it is slow to read, and each turn asks."""
         name = _read(self.worker, "rollout_config.name")
-        return None if name is None else str(name)
-
-    @property
-    def model(self) -> str | None:
-        """The model as a name low in cardinality: a hub id, or the last part of a path."""
-        return model_name(_read(self.worker, "model_config.path") or _read(self.worker, "model_config.local_path"))
+        self.provider = None if name is None else str(name)
+        self.model = model_name(
+            _read(self.worker, "model_config.path") or _read(self.worker, "model_config.local_path")
+        )
 
     def token_limit(self, prompt_length: int, sampling_params: Any) -> int | None:
         """The most tokens that the engine may generate for a prompt, as verl's servers compute it."""
