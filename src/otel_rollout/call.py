@@ -115,8 +115,11 @@ class Call:
         kept = result
         with guard("keep the result of an op"):
             kept = recorder.keep(self, result)
-        later = trajectory is not None and recorder.background and self.in_background
-        if not (later and trajectory is not None and trajectory.later(lambda: self._finish(kept))):
+        taken = False
+        with guard("complete an op later"):
+            if trajectory is not None and recorder.background and self.in_background:
+                taken = trajectory.later(lambda: self._finish(kept))
+        if not taken:
             self._finish(kept)
 
     @property
@@ -156,6 +159,8 @@ class Call:
         self.held = False
         with guard("end the span of an op"):
             self.span.end(self.ended)
+        # A task that was started inside the op keeps this call in its context: not its data, too.
+        self.arguments, self.notes, self.partial = {}, None, None
 
     def _stop(self) -> None:
         self.seconds = time.perf_counter() - self._clock
@@ -249,13 +254,13 @@ class Op:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Start recording a call; ``None`` where nothing is recorded."""
-        if self.gate is not None and not self.gate():
-            return None
-        trajectory = current_trajectory()
-        binding = current_binding() if trajectory is None else trajectory.binding
-        if binding is None:
-            return None
         with guard("start the span of an op"):
+            if self.gate is not None and not self.gate():
+                return None
+            trajectory = current_trajectory()
+            binding = current_binding() if trajectory is None else trajectory.binding
+            if binding is None:
+                return None
             call = Call(self, trajectory, binding, self.bind(args, kwargs))
             if self.recorder.begin(call, args):
                 call.start()

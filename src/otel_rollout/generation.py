@@ -155,9 +155,9 @@ class Generation(Recorder):
             model=model if isinstance(model, str) else None,
         )
 
-    def keep(self, call: "Call", result: Any) -> Response:  # noqa: ARG002  for subclasses
+    def keep(self, call: "Call", result: Any) -> Response:
         """Read what came back from the result."""
-        return read_response(result)
+        return close_turn(call, read_response(result))
 
     def count(self, call: "Call", result: Any, error: BaseException | None) -> None:
         """Close the turn: tokens into the ledger, counts and metrics."""
@@ -240,6 +240,15 @@ def _open_turn(ledger: tokens.TokenLedger, request: Request) -> tokens.OpenTurn 
         return None
 
 
+def close_turn(call: "Call", response: Response) -> Response:
+    """Add the completion to the ledger: at once, because the next prompt is compared with it."""
+    turn: Turn = call.notes
+    if turn.opened is not None and call.trajectory is not None:
+        ids = response.token_ids if response.token_ids is not None else ()
+        turn.completion = call.trajectory.ledger.finish(turn.opened, ids)
+    return response
+
+
 def _tally(call: "Call", turn: Turn, response: Response) -> None:
     trajectory = call.trajectory
     if trajectory is None:
@@ -257,9 +266,6 @@ def _tally(call: "Call", turn: Turn, response: Response) -> None:
             tally.saw_policy(part.policy_version)
     if turn.opened is None:
         return
-    turn.completion = trajectory.ledger.finish(
-        turn.opened, response.token_ids if response.token_ids is not None else ()
-    )
     mismatch = turn.opened.mismatch
     if mismatch is not None:
         trajectory.event(

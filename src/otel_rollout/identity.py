@@ -106,4 +106,9 @@ def _group(asked: Asked, experiment: str | None, step: int | str | None, index: 
         return word(asked.group_id)
     if index is None:
         return None
+    return group_name(experiment, step, index)
+
+
+def group_name(experiment: str | None, step: int | str | None, index: int | str) -> str:
+    """The group of a sample at a step where nobody names it."""
     return "/".join(str(part) for part in (experiment, step, index) if part is not None)

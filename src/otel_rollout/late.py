@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from otel_rollout.guard import guard
+from otel_rollout.guard import failures, guard
 from otel_rollout.idle import idle
 
 _LIMIT: Final = 16_384
@@ -26,32 +26,50 @@ class LateWork:
     While trajectories are open it waits for a lull, for a moment, and then works in small portions.
     """
 
-    __slots__ = ("_done", "_hurry", "_jobs", "_lock", "_pid", "_put", "_thread")
+    __slots__ = ("_done", "_hurry", "_jobs", "_lock", "_put", "_thread")
 
     def __init__(self) -> None:
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forget everything: in a forked child the parent does what the parent submitted."""
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
         self._put = self._done = 0
 
-    def submit(self, job: Callable[[], None]) -> bool:
-        """Run `job` soon on the thread; False (not taken) when too much waits already."""
-        if self._pid != os.getpid():
-            self._reset()
-        if self._put - self._done >= _LIMIT:
+    def submit(self, job: Callable[[], None], *, must: bool = False) -> bool:
+        """Run `job` soon on the thread, after those submitted before; at once where the thread itself submits it.
+
+        Returns:
+            False (not taken) when too much waits already, unless it `must` follow a job that was taken, and where no
+            thread can be had.
+        """
+        if threading.current_thread() is self._thread:
+            self._run(job)
+            return True
+        if self._put - self._done >= _LIMIT and not must:
             return False
         with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="otel-rollout-late", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the process may not have more threads
+                    return False
+                self._thread = thread
             self._put += 1
             self._jobs.put(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="otel-rollout-late", daemon=True)
-                self._thread.start()
         return True
+
+    @staticmethod
+    def _run(job: Callable[[], None]) -> None:
+        try:
+            with guard("complete a span"):
+                job()
+        except BaseException:  # a panic of a native tokenizer must not end the thread
+            failures["complete a span"] += 1
 
     def hurry(self) -> None:
         """Do what waits now, without giving way."""
@@ -61,7 +79,7 @@ class LateWork:
     def flush(self, timeout: float) -> bool:
         """Wait until all jobs known now are done; False if `timeout` (seconds) passed first."""
         goal, deadline = self._put, time.monotonic() + timeout
-        while self._done < goal and self._pid == os.getpid():
+        while self._done < goal:
             if time.monotonic() >= deadline:
                 return False
             self.hurry()
@@ -75,8 +93,7 @@ class LateWork:
                 self._hurry.wait(_PATIENCE)
             started = time.perf_counter()
             while True:
-                with guard("complete a span"):
-                    job()
+                self._run(job)
                 self._done += 1
                 del job
                 if idle.count and not self._pressed() and time.perf_counter() - started > _PORTION:
@@ -93,3 +110,4 @@ class LateWork:
 
 
 late: Final = LateWork()
+os.register_at_fork(after_in_child=late.reset)

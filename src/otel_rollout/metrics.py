@@ -8,6 +8,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.context import Context, get_current
 
 from otel_rollout import semconv
+from otel_rollout.guard import guard
 
 SECONDS: Final = tuple(0.01 * 2**k for k in range(14))
 AGENT_SECONDS: Final = tuple(0.1 * 2**k for k in range(16))
@@ -75,10 +76,11 @@ def _record_negative(instrument: Any, value: float, labels: Mapping[str, Any], c
     consumer = getattr(instrument, "_measurement_consumer", None)
     if consumer is None:
         return
-    from opentelemetry.sdk.metrics._internal.measurement import Measurement  # there is no public way in
+    with guard("record a negative reward"):
+        from opentelemetry.sdk.metrics._internal.measurement import Measurement  # there is no public way in
 
-    here = get_current() if context is None else context
-    consumer.consume_measurement(Measurement(value, time.time_ns(), instrument, here, labels))
+        here = get_current() if context is None else context
+        consumer.consume_measurement(Measurement(value, time.time_ns(), instrument, here, labels))
 
 
 _instruments: Instruments | None = None

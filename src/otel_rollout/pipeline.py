@@ -245,6 +245,7 @@ def _metric_reader(name: str) -> Any:
     try:
         target = found.entry_point_name(name)
         exporter = found.entry_points("opentelemetry_metrics_exporter")[target].load()()
+        return exporter if isinstance(exporter, MetricReader) else PeriodicExportingMetricReader(exporter)
     except Exception as error:
         warn_once(
             f"metrics:{name}",
@@ -253,7 +254,6 @@ def _metric_reader(name: str) -> Any:
             type(error).__name__,
         )
         return None
-    return exporter if isinstance(exporter, MetricReader) else PeriodicExportingMetricReader(exporter)
 
 
 def _extend(

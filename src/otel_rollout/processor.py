@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout import semconv, tokens
-from otel_rollout.guard import guard, warn_once
+from otel_rollout.guard import failures, guard, warn_once
 from otel_rollout.late import late
 from otel_rollout.metrics import instruments
 
@@ -105,8 +105,9 @@ class RolloutSpanProcessor(SpanProcessor):
         return dropped
 
     def _start_thread(self) -> None:
-        self._thread = threading.Thread(target=self._work, name=f"otel-rollout-{self.name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._work, name=f"otel-rollout-{self.name}", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _work(self) -> None:
         # What an exporter does (an HTTP call) is not part of any trajectory.
@@ -143,13 +144,11 @@ class RolloutSpanProcessor(SpanProcessor):
 
     def _export(self, batch: list[ReadableSpan]) -> None:
         outcome = SpanExportResult.FAILURE
-        with guard(f"export spans with {self.name}"):
-            ready = []
-            for span in batch:
-                ready.append(_compacted(span))
-                if self._busy():
-                    time.sleep(0)
-            outcome = self.exporter.export(ready)
+        try:
+            with guard(f"export spans with {self.name}"):
+                outcome = self.exporter.export([_compacted(span) for span in batch])
+        except BaseException:  # SystemExit, a panic of native code: neither may end the thread
+            failures[f"export spans with {self.name}"] += 1
         if outcome is SpanExportResult.SUCCESS:
             self._account(len(batch), "sent")
         else:

@@ -167,13 +167,13 @@ class Evaluator(Chain):
     def count(self, call: "Call", result: Any, error: BaseException | None) -> None:
         """Keep the score for the trajectory."""
         super().count(call, result, error)
-        if error is None and call.trajectory is not None and _is_number(result):
+        if error is None and call.trajectory is not None and is_number(result):
             call.trajectory.note_reward(result, call.op.short_name)
 
     def end(self, call: "Call", result: Any) -> None:
         """Record the result, and the score where it is a number."""
         super().end(call, result)
-        if _is_number(result):
+        if is_number(result):
             describe_reward(call.span, call.op.short_name, float(result))
 
 
@@ -184,5 +184,6 @@ def _labels(call: "Call") -> dict[str, Any]:
     return _NO_LABELS if call.trajectory is None else call.trajectory.labels
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is one number: Python's, or a scalar of numpy or torch."""
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", None) == 0)

@@ -73,7 +73,7 @@ class Tally:
             semconv.POLICY_VERSION_MIN: self.policy_version_min,
             semconv.POLICY_VERSION_MAX: self.policy_version_max,
         }
-        for name, score in self.rewards.items():
+        for name, score in dict(self.rewards).items():
             found[semconv.REWARD if name == "reward" else semconv.REWARDS_PREFIX + name] = score
         return {key: value for key, value in found.items() if value is not None}
 
@@ -84,7 +84,7 @@ class Tally:
         record(semconv.METRIC_AGENT_TOOL_CALLS, self.tool_calls, labels, here)
         record(semconv.METRIC_TURNS, self.turns, labels, here)
         record(semconv.METRIC_TOKENS, self.last_length, labels, here)
-        for name, score in self.rewards.items():
+        for name, score in dict(self.rewards).items():
             measure_reward(name, score, labels, here)
         if isinstance(step, int) and self.policy_version_min is not None:
             record(semconv.METRIC_POLICY_LAG, max(0, step - self.policy_version_min), labels, here)

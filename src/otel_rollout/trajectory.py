@@ -118,7 +118,8 @@ class Trajectory:
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Add an event to the root span."""
-        self._span.add_event(name, dict(attributes))
+        with guard("add an event to a trajectory"):
+            self._span.add_event(name, dict(attributes))
 
     @property
     def context(self) -> otel_context.Context:
@@ -127,13 +128,13 @@ class Trajectory:
 
     def later(self, job: Callable[[], None]) -> bool:
         """Complete spans off the event loop, before the root of this trajectory ends. False if too much waits."""
-        taken = late.submit(job)
+        taken = late.submit(job, must=self._late)
         self._late = self._late or taken
         return taken
 
     def start(self, binding: Binding, identity: dict[str, Any], agent_name: str) -> None:
         """Start the root span; called by `rollout_trace_attr`."""
-        self.binding, self.identity, self.active = binding, identity, True
+        self.binding, self.identity = binding, identity
         self.tracer = _tracer_of(binding.tracer, identity)
         self.labels = {semconv.AGENT_NAME: agent_name, semconv.VALIDATE: identity[semconv.VALIDATE]}
         if binding.framework:
@@ -156,11 +157,11 @@ class Trajectory:
         self._context = trace.set_span_in_context(self._span)
         self._started = time.perf_counter()
         instruments().add(semconv.METRIC_TRAJECTORIES_ACTIVE, 1, self.labels)
+        self.active = True
 
     def end(self, error: BaseException | None) -> None:
         """End the root span; called by `rollout_trace_attr`."""
         ended, duration = time.time_ns(), time.perf_counter() - self._started
-        self._ended = True
         if error is not None and self.recording and not isinstance(error, GeneratorExit):
             record_error(self._span, error, self)
         self.last_error = None  # its traceback holds the frames of the rollout
@@ -175,19 +176,23 @@ class Trajectory:
             self._span.end(ended)
 
         in_background = self.binding is not None and self.binding.start_span is not None
-        if not ((self._late or in_background) and late.submit(finish)):
+        if not ((self._late or in_background) and late.submit(finish, must=self._late)):
             finish()
 
     def _finish(self, status: str, duration: float, failed: str | None) -> None:
-        self._measure(status, duration, failed)
+        self._ended = True  # a reward from here on is a late one, which measures itself
+        with guard("measure a trajectory"):
+            self._measure(status, duration, failed)
         if not self.recording:
             return
         found: dict[str, Any] = {semconv.STATUS: status, **self.tally.attributes()}
         if self._reason is not None:
             found[semconv.REJECTION_REASON] = self._reason
         self._span.set_attributes(found)
-        for name, text in self.texts.items():
-            self._span.set_attribute(name, text())
+        texts, self.texts = self.texts, {}  # they hold the messages of the rollout
+        for name, text in texts.items():
+            with guard(f"write {name}"):
+                self._span.set_attribute(name, text())
 
     def _final_status(self) -> str:
         if self._reason is not None:

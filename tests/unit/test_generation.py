@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from otel_rollout import rollout_trace_attr, rollout_trace_op
-from otel_rollout.generation import Generation, Response, Segment, read_response, sampling_attributes
+from otel_rollout.generation import Generation, Response, Segment, close_turn, read_response, sampling_attributes
 from otel_rollout.op import instrument
 
 
@@ -242,13 +242,14 @@ class Partial(Generation):
                 finish_reason="abort" if number == 0 else "stop",
             )
             turn.segments.append(Segment(call.started + number, call.started + number + 1, part))
-        return Response(
+        response = Response(
             token_ids=[i for _, ids in result for i in ids],
             policy_version=result[-1][0],
             preemptions=2,
             server_address="node1:8000",
             finish_reason="stop",
         )
+        return close_turn(call, response)
 
 
 def test_a_partial_rollout_has_a_child_for_each_segment(spans):

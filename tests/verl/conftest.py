@@ -1,6 +1,10 @@
 """The real verl, imported once: a small model directory for all tests, and a fresh switch for each."""
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from verl_loop import CALCULATOR, ScriptedServer, client, config, model_dir, run_v0, run_v1, worker_v0, worker_v1
 
 import otel_rollout
@@ -15,6 +19,39 @@ from otel_rollout.trace_view import SpanView, TrajectoryView, from_spans
 def model(tmp_path_factory):
     """Path of a model directory; its vocabulary is small, because each worker reads it anew."""
     return model_dir(tmp_path_factory.mktemp("verl") / "tiny", vocabulary=6000)
+
+
+class Lasting(InMemorySpanExporter):
+    """Outlives the pipeline that it belongs to."""
+
+    def shutdown(self):
+        pass
+
+    def clear(self):
+        assert otel_rollout.flush()
+        super().clear()
+
+
+def forget_own_provider():
+    """Take our provider back, which `configure` made global: a process has only one."""
+    if trace._TRACER_PROVIDER is not None:
+        trace._TRACER_PROVIDER, pipeline._own_provider = None, None
+        trace._TRACER_PROVIDER_SET_ONCE._done = False
+
+
+@pytest.fixture(params=["provider of the host", "own pipeline"])
+def spans(request, clean_telemetry):
+    """What was exported: by a provider of the host, complete at once, or by our own, completed by a thread."""
+    exporter = Lasting()
+    if request.param == "own pipeline":
+        exporter.where = {"exporters": [exporter]}
+    else:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        exporter.where = {"tracer_provider": provider}
+    otel_rollout.configure(**exporter.where)
+    yield exporter
+    pipeline.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +91,9 @@ class Rollout:
 
     def reconfigure(self):
         """Read the environment again, with the same provider and exporter."""
-        provider = pipeline._pipeline.provider
         pipeline.shutdown()
-        otel_rollout.configure(tracer_provider=provider)
+        forget_own_provider()
+        otel_rollout.configure(**self.exporter.where)
 
     def spans(self) -> list[SpanView]:
         """All spans so far."""
@@ -73,6 +110,11 @@ class Rollout:
         """The one trajectory."""
         (view,) = self.trajectories()
         return view
+
+
+@pytest.fixture
+def forget():
+    return forget_own_provider
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ UIDS = [f"group-{number}" for number in range(12)]
 
 
 @pytest.fixture
-def sampled(rollout, monkeypatch):
+def sampled(rollout, forget, monkeypatch):
     """Rollouts of a process whose environment names our sampler, as a user's does: the provider is our own."""
 
     def with_argument(argument):
         otel_rollout.pipeline.shutdown()
+        forget()
         monkeypatch.setattr(sampling, "_announced", sampling._Steps())
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "rollout_group")
         monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", argument)

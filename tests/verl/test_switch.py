@@ -224,7 +224,9 @@ async def test_a_module_that_was_imported_before_us_is_decorated_again(rollout):
     module.Early = Early
     theirs = rollout_trace.rollout_trace_op.__wrapped__
     Early.run = theirs(Early.run)
-    decorators.redecorate(module)
+    module.rollout_trace_attr = rollout_trace.rollout_trace_attr.__wrapped__
+    decorators.redecorate(module, rollout_trace)
+    assert module.rollout_trace_attr is rollout_trace.rollout_trace_attr
     await rollout.v0(batch_v0(1), turns=1)
     assert await Early().run(1) == 2
     rollout.exporter.clear()

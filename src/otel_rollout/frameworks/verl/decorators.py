@@ -14,6 +14,7 @@ from otel_rollout.content import LONG_NUMBERS, to_json
 from otel_rollout.frameworks.verl import tools, turns, worker
 from otel_rollout.frameworks.verl.run import AgentRun, current_run
 from otel_rollout.frameworks.verl.switch import switch, turn_on
+from otel_rollout.guard import guard
 from otel_rollout.op import instrument
 from otel_rollout.recorders import Chain, Recorder
 
@@ -147,7 +148,7 @@ def replace(module: ModuleType) -> None:
         # Where we do not trace, verl's own decorator runs as if we were not installed; it only takes methods.
         if isinstance(func, classmethod | staticmethod):
             return instrument(cast("Any", func), _VERL_OP, gate=_active)
-        is_method = next(iter(inspect.signature(func).parameters), None) == "self"
+        is_method = _first_parameter(func) == "self"
         return instrument(func, _recorder_for(func), off=their_op(func) if is_method else None, gate=_active)
 
     @functools.wraps(their_attr)
@@ -166,6 +167,13 @@ def replace(module: ModuleType) -> None:
 
     module.rollout_trace_op, module.rollout_trace_attr = rollout_trace_op, rollout_trace_attr  # type: ignore[attr-defined]
     _replace_config_init(config)
+
+
+def _first_parameter(func: Any) -> str | None:
+    try:
+        return next(iter(inspect.signature(func).parameters), None)
+    except (TypeError, ValueError):  # a callable without a signature
+        return None
 
 
 def _replace_config_init(config: Any) -> None:
@@ -191,13 +199,15 @@ def _replace_config_init(config: Any) -> None:
                 "max_samples_per_step_per_worker": max_samples_per_step_per_worker,
             }
         )
-        ours = turn_on(
-            chosen["project_name"],
-            chosen["experiment_name"],
-            chosen["backend"],
-            token2text=bool(chosen["token2text"]),
-            max_samples=chosen["max_samples_per_step_per_worker"],
-        )
+        ours = False
+        with guard("switch on rollout tracing"):
+            ours = turn_on(
+                chosen["project_name"],
+                chosen["experiment_name"],
+                chosen["backend"],
+                token2text=bool(chosen["token2text"]),
+                max_samples=chosen["max_samples_per_step_per_worker"],
+            )
         if ours:  # verl keeps the names; its own backend and its sampling with the global random state stay off
             their_init(cls, project_name, experiment_name, None)
         else:
@@ -206,8 +216,12 @@ def _replace_config_init(config: Any) -> None:
     config.init = classmethod(init)
 
 
-def redecorate(module: ModuleType) -> None:
-    """Replace what verl's own decorator wrapped in a module that was imported before us."""
+def redecorate(module: ModuleType, replaced: ModuleType) -> None:
+    """Replace verl's own decorators, and what they wrapped, in a module that was imported before us."""
+    for name in ("rollout_trace_op", "rollout_trace_attr"):
+        ours = getattr(replaced, name)
+        if vars(module).get(name) is ours.__wrapped__:
+            setattr(module, name, ours)
     for owner in [
         value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__
     ]:

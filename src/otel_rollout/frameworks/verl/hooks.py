@@ -62,7 +62,7 @@ def _hook_decorators(module: ModuleType) -> None:
         decorators.replace(module)
         _applied.append(_DECORATORS)
         for name in [name for name in sys.modules if name.startswith("verl.")]:
-            decorators.redecorate(sys.modules[name])
+            decorators.redecorate(sys.modules[name], module)
 
 
 def _hook_methods(module: ModuleType) -> None:

@@ -14,8 +14,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from otel_rollout import semconv
 from otel_rollout.binding import current_binding
-from otel_rollout.frameworks.verl.switch import switch, turn_on_from
+from otel_rollout.frameworks.verl.switch import trace_config, turn_on_from
 from otel_rollout.guard import guard
+from otel_rollout.identity import group_name, whole_number
 
 HINT: Final = "otel_rollout_step"
 """Key under which the driver sends its step to the workers: a JSON text in the batch."""
@@ -43,7 +44,7 @@ def receive(hint: Any, meta: dict[str, Any]) -> None:
 
 
 def _start(manager: Any, number: Any, validate: bool, groups: list[str], rows: int) -> tuple[Any, str] | None:
-    if not turn_on_from(manager.config) and not switch.active:
+    if not turn_on_from(manager.config):
         return None
     binding = current_binding()
     if binding is None:
@@ -107,8 +108,9 @@ def _in_step(original: Callable[..., Any]) -> Callable[..., Any]:
 def _group_ids(config: Any, columns: Any, meta: dict[str, Any]) -> list[str]:
     if "uid" in columns:
         return [str(uid) for uid in columns["uid"]]
-    experiment = config.trainer.get("experiment_name") or ""
-    return [f"{experiment}/{meta.get('global_steps', '')}/{index}" for index in columns.get("index", ())]
+    experiment, number = trace_config(config)["experiment_name"], meta.get("global_steps", -1)
+    step = number if number >= 0 else None
+    return [group_name(experiment, step, whole_number(index)) for index in columns.get("index", ())]
 
 
 def _finish(started: Any, prompts: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_rollout import configure
 from otel_rollout.binding import current_binding
-from otel_rollout.exporters import EXTRAS, ExporterError
+from otel_rollout.exporters import EXTRAS
 from otel_rollout.guard import warn_once
 
 BACKEND_OTEL = "otel"
@@ -64,7 +64,7 @@ def turn_on(
         configure(
             project_name, experiment_name, exporters=exporters, framework="verl", framework_version=verl_version()
         )
-    except ExporterError as error:
+    except Exception as error:  # also what the SDK makes of a wrong OTEL_* variable
         own = "; until then verl's own rollout trace runs" if backend in EXTRAS else "; rollouts are not traced"
         warn_once(f"verl:{backend}", "actor_rollout_ref.rollout.trace.backend=%s: %s%s", backend, error, own)
         return False

@@ -1,6 +1,7 @@
 """Every tool call of ToolAgentLoop, whatever its class, with the failures that the loop swallows."""
 
 import functools
+import inspect
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from otel_rollout.failure import error_type, record_error
 from otel_rollout.frameworks.verl.switch import switch
 from otel_rollout.guard import guard
 from otel_rollout.op import instrument
-from otel_rollout.recorders import Tool
+from otel_rollout.recorders import Tool, is_number
 
 UNKNOWN_TOOL: Final = "unknown_tool"
 INVALID_ARGUMENTS: Final = "invalid_json"
@@ -73,7 +74,7 @@ class VerlTool(Tool):
             call.span.set_attribute(
                 semconv.TOOL_CALL_RESULT, _response_text(response, images=call.binding.settings.images)
             )
-        if isinstance(reward, int | float):
+        if is_number(reward):
             call.span.set_attribute(semconv.TOOL_REWARD, float(reward))
         failed = self.failure(call, result)
         if failed is None:
@@ -108,6 +109,13 @@ def wrap_call_tool(original: Callable[..., Any]) -> Callable[..., Any]:
     return instrument(original, VerlTool(), gate=lambda: switch.active)
 
 
+def remember(error: BaseException) -> None:
+    """Keep what a tool raised for the call around it. A function of its own, so that a watched tool can be pickled."""
+    errors = _error.get()
+    if errors is not None:
+        errors.append(error)
+
+
 def note_errors(original: Callable[..., Any]) -> Callable[..., Any]:
     """Remember what a tool raises for the call around it: ToolAgentLoop keeps only its text."""
 
@@ -116,9 +124,7 @@ def note_errors(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await original(*args, **kwargs)
         except Exception as error:
-            errors = _error.get()
-            if errors is not None:
-                errors.append(error)
+            remember(error)
             raise
 
     noted.notes_errors = True  # type: ignore[attr-defined]
@@ -128,6 +134,6 @@ def note_errors(original: Callable[..., Any]) -> Callable[..., Any]:
 @guard("watch a tool")
 def _watch(kind: type) -> None:
     for name in ("create", "execute"):
-        method = getattr(kind, name, None)
-        if method is not None and not getattr(method, "notes_errors", False):
+        method = inspect.getattr_static(kind, name, None)
+        if inspect.iscoroutinefunction(method) and not hasattr(method, "notes_errors"):
             setattr(kind, name, note_errors(method))

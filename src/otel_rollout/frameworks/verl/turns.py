@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from otel_rollout import messages, semconv
@@ -10,7 +10,7 @@ from otel_rollout.call import Call
 from otel_rollout.content import to_json
 from otel_rollout.frameworks.verl.run import AgentRun, Piece, current_run, model_name
 from otel_rollout.frameworks.verl.switch import switch
-from otel_rollout.generation import Generation, Request, Response, Segment, Turn
+from otel_rollout.generation import Generation, Request, Response, Segment, Turn, close_turn
 from otel_rollout.guard import guard
 from otel_rollout.trajectory import current_trajectory
 
@@ -25,12 +25,12 @@ class LoopTurn:
     Attributes:
         new: messages that the model has not seen yet.
         before: messages that it has.
-        call: the generation, held open until its message is known.
+        calls: its generations, held open until the message is known; more than one where a client tries again.
     """
 
     new: list[Any]
     before: int
-    call: Call | None = None
+    calls: list[Call] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -70,13 +70,14 @@ class VerlGeneration(Generation):
         if call.silent:
             response.input_tokens = len(call.arguments["prompt_ids"])
             return response
+        close_turn(call, response)
         turn: VerlTurn = call.notes
         if turn.run is not None and call.trajectory is not None:
             turn.run.last_finish = response.finish_reason
             if call.recording and call.binding.settings.content:
                 loop = _turn.get()
                 if loop is not None:
-                    loop.call = call
+                    loop.calls.append(call)
                 call.held = True
         return response
 
@@ -114,15 +115,17 @@ class VerlGeneration(Generation):
         """Close the turn; a segment is handed to its turn instead."""
         if not call.silent:
             super().count(call, result, error)
-        elif error is None and call.ended is not None:
+        elif error is None and call.ended is not None and call.notes.notes is not None:
             call.notes.notes.segments.append(Segment(call.started, call.ended, result))
 
     def end(self, call: Call, result: Any) -> None:
         """Write what is known now; of a loop that keeps no messages, decode what the model said."""
-        super().end(call, result)
         turn: VerlTurn = call.notes
-        if call.held and turn.run is not None and not turn.in_loop:
-            call.held = _decode_later(turn.run, call, None)
+        try:
+            super().end(call, result)
+        finally:
+            if call.held and not turn.in_loop:
+                call.held = turn.run is not None and _decode_later(turn.run, call, None)
 
 
 def _finish_reason(call: Call, result: Any) -> str | None:
@@ -185,18 +188,25 @@ def wrap_generating_state(original: Callable[..., Any]) -> Callable[..., Any]:
         run, trajectory = current_run(), current_trajectory()
         if run is None or trajectory is None or not trajectory.recording:
             return await original(self, agent_data, *args, **kwargs)
-        run.agent_data = agent_data
-        turn = LoopTurn(new=list(agent_data.messages[run.said :]), before=run.said)
-        said = len(agent_data.messages)
-        token = _turn.set(turn)
+        token = None
+        with guard("read the messages of a turn"):
+            run.agent_data = agent_data
+            turn = LoopTurn(new=list(agent_data.messages[run.said :]), before=run.said)
+            said = len(agent_data.messages)
+            token = _turn.set(turn)
+        if token is None:
+            return await original(self, agent_data, *args, **kwargs)
         try:
             return await original(self, agent_data, *args, **kwargs)
         finally:
             _turn.reset(token)
             with guard("write the messages of a turn"):
                 run.said = len(agent_data.messages)
-                if turn.call is not None:
-                    _complete(run, turn.call, list(agent_data.messages[said:]))
+                spoken = list(agent_data.messages[said:])
+                for call in turn.calls[:-1]:
+                    _complete(run, call, [])
+                if turn.calls:
+                    _complete(run, turn.calls[-1], spoken)
 
     return _handle_generating_state
 

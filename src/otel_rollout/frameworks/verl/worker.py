@@ -1,5 +1,7 @@
 """verl's AgentLoopWorker: who each trajectory is, when it begins and ends, its reward and its status."""
 
+import contextlib
+import copy
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from otel_rollout.frameworks.verl.switch import switch, trace_config
 from otel_rollout.guard import guard
 from otel_rollout.messages import messages_json, tool_definitions_json
 from otel_rollout.op import instrument
-from otel_rollout.recorders import Recorder
+from otel_rollout.recorders import Recorder, is_number
 from otel_rollout.trajectory import current_trajectory, describe_reward
 
 REWARD: str = "reward"
@@ -131,11 +133,14 @@ def _identity(trajectory: dict[str, Any], agent_name: str, trace: bool, row: dic
     return {"rollout_n": rollout_n, "group_id": None if uid is None else str(uid), "name": agent_name, "trace": wanted}
 
 
-class _Opened:
+class _Opened(contextlib.ContextDecorator):
     """What stands in verl's ``with rollout_trace_attr(...)``: a trajectory with its conversation."""
 
     def __init__(self, scope: rollout_trace_attr, run: AgentRun | None) -> None:
         self._scope, self._run = scope, run
+
+    def _recreate_cm(self) -> Any:
+        return _Opened(copy.copy(self._scope), self._run)
 
     def __enter__(self) -> Any:
         token = None
@@ -182,9 +187,8 @@ def trajectory_of(
         identity, run.identity = run.identity, {}
     else:
         run = None
-    return _Opened(
-        rollout_trace_attr(sample_index=sample_index, step=step_number, validate=validate, **identity, **extra), run
-    )
+    asked = {"sample_index": sample_index, "step": step_number, "validate": validate, **identity, **extra}
+    return _Opened(rollout_trace_attr(**asked), run)
 
 
 class RewardScore(Recorder):
@@ -234,7 +238,7 @@ def _scores(output: Any) -> dict[str, float]:
     if output.reward_score is not None:
         found[REWARD] = float(output.reward_score)
     for name, value in (output.extra_fields.get("reward_extra_info") or {}).items():
-        if name != "score" and isinstance(value, int | float):
+        if name != "score" and is_number(value):
             found[str(name)] = float(value)
     return found
 
