@@ -30,6 +30,7 @@ class LateWork:
 
     def __init__(self) -> None:
         self.reset()
+        os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
         """Forget everything: in a forked child the parent does what the parent submitted."""
@@ -110,4 +111,3 @@ class LateWork:
 
 
 late: Final = LateWork()
-os.register_at_fork(after_in_child=late.reset)
