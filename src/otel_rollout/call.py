@@ -14,6 +14,7 @@ from otel_rollout import semconv
 from otel_rollout.binding import Binding, current_binding
 from otel_rollout.failure import record_error
 from otel_rollout.guard import guard
+from otel_rollout.identity import word
 from otel_rollout.trajectory import Trajectory, current_trajectory
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class Call:
         if self.recording:
             with guard("describe the failure of an op"):
                 if not isinstance(error, GeneratorExit):
-                    record_error(self.span, error, self.trajectory or self._outermost())
+                    shown = self.binding.settings.content
+                    record_error(self.span, error, self.trajectory or self._outermost(), message=shown)
                 self.op.recorder.fail(self, error)
             self.end_span()
         self.last_error = None
@@ -211,6 +213,7 @@ class Op:
         self.function, self.recorder, self.off, self.gate = function, recorder, off or function, gate
         qualname = getattr(function, "__qualname__", type(function).__qualname__)
         self.code_name = f"{getattr(function, '__module__', None) or ''}.{qualname}".lstrip(".")
+        name = None if name is None else word(name)
         self.name = name or qualname
         self.short_name = str(name or getattr(function, "__name__", qualname))
         self._read_signature(function)

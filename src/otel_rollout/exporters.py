@@ -124,4 +124,18 @@ def resolve(wanted: "str | Sequence[str | SpanExporter] | None") -> list[Any]:
     """Names (or exporters) as a list; ``None`` asks the environment."""
     if wanted is None:
         return list(names_from_environment())
-    return list(split_names(wanted)) if isinstance(wanted, str) else list(wanted)
+    if isinstance(wanted, str):
+        return list(split_names(wanted))
+    if not isinstance(wanted, list | tuple):
+        raise ExporterError(
+            f"exporters={wanted!r}: give names such as 'otlp,otlp_file', or a list of names and exporters"
+        )
+    found: list[Any] = []
+    for item in wanted:
+        if isinstance(item, str):
+            found += split_names(item)
+        elif callable(getattr(item, "export", None)):
+            found.append(item)
+        else:
+            raise ExporterError(f"exporters: {item!r} is neither a name nor an exporter")
+    return found

@@ -20,21 +20,26 @@ def error_type(error: BaseException) -> str:
     return type(error).__qualname__
 
 
-def record_error(span: Span, error: BaseException, within: "Trajectory | Call | None" = None) -> None:
+def record_error(
+    span: Span, error: BaseException, within: "Trajectory | Call | None" = None, *, message: bool = True
+) -> None:
     """Mark a span as failed: ``error.type``, status, and an event with the stack trace where it is first seen.
 
     Args:
         span: of what failed.
         error: the exception.
         within: what the span is part of; remembers whose stack trace was written.
+        message: write the exception's text, which may quote what the model or a tool said.
     """
     event = exception_event(error, stack=within is None or within.last_error is not error)
-    kind, message = event["exception.type"], event["exception.message"]
+    if not message:
+        event["exception.message"] = ""
+    kind, said = event["exception.type"], event["exception.message"]
     if within is not None:
         within.last_error = error
     span.add_event("exception", event)
     span.set_attribute(semconv.ERROR_TYPE, kind)
-    span.set_status(StatusCode.ERROR, f"{kind}: {message}" if message else kind)
+    span.set_status(StatusCode.ERROR, f"{kind}: {said}" if said else kind)
 
 
 def exception_event(error: BaseException, *, stack: bool = True) -> dict[str, str]:

@@ -116,9 +116,19 @@ def configure(
         instruments.bind(pipeline.meter_provider)
         idle.callback = hurry
         atexit.register(shutdown)
+        _end_with_children()
         _warn_of_limits()
         if "otlp" in pipeline.names:
             threading.Thread(target=_probe, name="otel-rollout-probe", daemon=True).start()
+
+
+def _end_with_children() -> None:
+    """Children of multiprocessing end without ``atexit``; they run these finalizers instead."""
+    from multiprocessing import parent_process, util
+
+    if parent_process() is not None:
+        util.Finalize(None, shutdown, exitpriority=0)
+    util.register_after_fork(configure, lambda _: util.Finalize(None, shutdown, exitpriority=0))
 
 
 def _host_provider(given: trace.TracerProvider | None) -> trace.TracerProvider | None:
@@ -184,6 +194,19 @@ def _add_processors(pipeline: _Pipeline, built: list[_Built]) -> None:
         pipeline.names.append(one.name)
         path = getattr(one.exporter, "path", None)
         logger.info("otel-rollout: trajectories go to %s%s", one.name, f" ({path})" if path else "")
+        if path is not None:
+            _warn_of_folder(path)
+
+
+@guard("look at the folder of the traces")
+def _warn_of_folder(path: Any) -> None:
+    there = next(folder for folder in path.parents if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        warn_once(
+            f"folder:{there}",
+            "%s cannot be written: trajectories would be lost; set OTEL_ROLLOUT_FILE to a folder that can",
+            there,
+        )
 
 
 def _busy() -> bool:

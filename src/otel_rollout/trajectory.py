@@ -50,7 +50,7 @@ class Trajectory:
     """
 
     __slots__ = (
-        "_context", "_ended", "_late", "_reason", "_span", "_started", "active", "binding", "id", "identity",
+        "_closed", "_context", "_ended", "_late", "_reason", "_span", "_started", "active", "binding", "id", "identity",
         "labels", "last_error", "ledger", "recording", "status", "tally", "texts", "tracer",
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ class Trajectory:
         self._reason: str | None = None
         self._span: Span = trace.INVALID_SPAN
         self._context = otel_context.Context()
-        self._ended = self._late = False
+        self._closed = self._ended = self._late = False
         self._started = 0.0
 
     def reward(self, value: float, name: str = "reward") -> None:
@@ -105,11 +105,15 @@ class Trajectory:
 
     def reject(self, reason: str) -> None:
         """Mark the trajectory as not used for training, with a reason that is low in cardinality."""
+        if self._closed:
+            return
         with guard("reject a trajectory"):
             self._reason = word(reason)
 
     def set(self, key: str | None = None, value: Any = None, /, **attributes: Any) -> None:
         """Add attributes ``rollout.attr.<name>`` to the root span: ``set("level", 3)`` or ``set(level=3)``."""
+        if self._closed:
+            return
         with guard("set attributes of a trajectory"):
             if key is not None:
                 attributes[key] = value
@@ -162,8 +166,10 @@ class Trajectory:
     def end(self, error: BaseException | None) -> None:
         """End the root span; called by `rollout_trace_attr`."""
         ended, duration = time.time_ns(), time.perf_counter() - self._started
+        self._closed = True
         if error is not None and self.recording and not isinstance(error, GeneratorExit):
-            record_error(self._span, error, self)
+            shown = self.binding is None or self.binding.settings.content
+            record_error(self._span, error, self, message=shown)
         self.last_error = None  # its traceback holds the frames of the rollout
         failed = None if error is None else error_type(error)
         forced = None if error is None else semconv.STATUS_ERROR
@@ -270,30 +276,33 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
             extra=extra,
         )
         self._name, self._trace, self._id = name, trace, trajectory_id
-        self._trajectory: Trajectory | None = None
-        self._tokens: tuple[Token[Trajectory | None], Any] | None = None
+        self._opened: list[tuple[Trajectory, tuple[Token[Trajectory | None], Any]]] = []
 
     def __enter__(self) -> Trajectory:
         outer = _current.get()
-        trajectory = self._trajectory = Trajectory(self._id)
+        trajectory = Trajectory(self._id)
         if not self._trace or (outer is not None and not outer.active):
-            self._tokens = (_current.set(trajectory), None)
+            self._opened.append((trajectory, (_current.set(trajectory), None)))
             return trajectory
         with guard("open a trajectory"):
             binding = current_binding()
             if binding is not None:
                 trajectory.start(binding, identity_of(self._asked, binding, trajectory.id), word(self._name))
-                self._tokens = (_current.set(trajectory), otel_context.attach(trajectory.context))
+                tokens = (_current.set(trajectory), otel_context.attach(trajectory.context))
+                self._opened.append((trajectory, tokens))
                 idle.add(1)
         return trajectory
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
-        trajectory, tokens = self._trajectory, self._tokens
-        self._trajectory = self._tokens = None
-        if trajectory is None or tokens is None:
+        # Concurrent tasks may share one object: each leaves the trajectory that is its own.
+        here = _current.get()
+        opened = next((one for one in self._opened if one[0] is here), None)
+        if opened is None:
             return
+        self._opened.remove(opened)
+        trajectory, tokens = opened
         with guard("leave a trajectory"):
             if tokens[1] is not None:
                 otel_context.detach(tokens[1])
@@ -312,6 +321,11 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
     ) -> None:
         self.__exit__(kind, error, stack)
 
+    def _again(self) -> "rollout_trace_attr":
+        again = copy.copy(self)
+        again._opened = []  # noqa: SLF001  its own class
+        return again
+
     def __call__(self, function: F) -> F:
         """Decorate a function: each call of it is a trajectory of its own.
 
@@ -324,14 +338,14 @@ class rollout_trace_attr:  # noqa: N801  verl's name for it
 
             @functools.wraps(function)
             async def in_trajectory(*args: Any, **kwargs: Any) -> Any:
-                with copy.copy(self):
+                with self._again():
                     return await function(*args, **kwargs)
 
         else:
 
             @functools.wraps(function)
             def in_trajectory(*args: Any, **kwargs: Any) -> Any:
-                with copy.copy(self):
+                with self._again():
                     return function(*args, **kwargs)
 
         return in_trajectory  # type: ignore[return-value]

@@ -3,6 +3,7 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from otel_rollout import exporters
 from otel_rollout.exporters import ExporterError, build, known_names, names_from_environment, otlp_address, resolve
@@ -30,10 +31,17 @@ def test_what_the_environment_asks_for(monkeypatch, environ, names):
 
 
 def test_names_and_objects_can_be_given():
-    thing = object()
+    thing = InMemorySpanExporter()
     assert resolve("otlp, otlp_file") == ["otlp", "otlp_file"]
     assert resolve(["otlp", thing]) == ["otlp", thing]
+    assert resolve(["OTLP_FILE "]) == ["otlp_file"]
     assert resolve([]) == []
+
+
+@pytest.mark.parametrize("wrong", [5, [5], {"otlp": 1}])
+def test_what_is_no_exporter_is_said_at_once(wrong):
+    with pytest.raises(ExporterError, match="exporter"):
+        resolve(wrong)
 
 
 @pytest.mark.parametrize(

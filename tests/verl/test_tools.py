@@ -215,7 +215,7 @@ async def test_without_content_names_counts_and_errors_stay(rollout, monkeypatch
     rollout.reconfigure()
     view = await one(rollout, ("calculator", {"expression": "98765+1"}), ("nothing", {}), token2text=True)
     assert [described(span).keys() & {ARGUMENTS, RESULT} for span in view.tools] == [set(), set()]
-    assert [span.attributes[NAME] for span in view.tools] == ["calculator", "nothing"]
+    assert [span.attributes[NAME] for span in view.tools] == ["calculator", "unknown_tool"]
     assert counts(view) == (2, 1)
     everything = json.dumps([[span.attributes, [event.attributes for event in span.events]] for span in view.spans])
     for secret in ("problem 0", "98765", "98766", "seven"):

@@ -44,7 +44,9 @@ class VerlTool(Tool):
         return True
 
     def tool_name(self, call: Call) -> str:
-        """The name that the model asked for."""
+        """The name that the model asked for; one that it made up is content."""
+        if call.notes[1] is None and not call.binding.settings.content:
+            return UNKNOWN_TOOL
         return text(str(call.notes[0].name), 128)
 
     def tool_label(self, call: Call) -> str:
@@ -81,12 +83,13 @@ class VerlTool(Tool):
             return
         errors = call.notes[2]
         if errors and failed == error_type(errors[0]):
-            record_error(call.span, errors[0])
+            record_error(call.span, errors[0], message=call.binding.settings.content)
         else:
             from opentelemetry.trace import StatusCode
 
             call.span.set_attribute(semconv.ERROR_TYPE, failed)
-            call.span.set_status(StatusCode.ERROR, text(getattr(response, "text", None) or failed, 1024))
+            said = getattr(response, "text", None) if call.binding.settings.content else None
+            call.span.set_status(StatusCode.ERROR, text(said or failed, 1024))
 
 
 def _is_json(arguments: Any) -> bool:

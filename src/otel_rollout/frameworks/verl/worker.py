@@ -1,7 +1,6 @@
 """verl's AgentLoopWorker: who each trajectory is, when it begins and ends, its reward and its status."""
 
 import contextlib
-import copy
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -140,7 +139,7 @@ class _Opened(contextlib.ContextDecorator):
         self._scope, self._run = scope, run
 
     def _recreate_cm(self) -> Any:
-        return _Opened(copy.copy(self._scope), self._run)
+        return _Opened(self._scope, self._run)
 
     def __enter__(self) -> Any:
         token = None
