@@ -133,7 +133,10 @@ class RolloutSpanProcessor(SpanProcessor):
         batch: list[ReadableSpan] = []
         size = 0
         with self._changed:
-            while self._queue and len(batch) < self._batch_limits[0]:
+            # Encoding holds the GIL: beside running rollouts in portions that a loop does not feel.
+            gently = self._busy() and len(self._queue) < self._limits[0] // 4
+            most = max(1, self._batch_limits[0] // 4) if gently else self._batch_limits[0]
+            while self._queue and len(batch) < most:
                 if batch and size + self._queue[0][1] > self._batch_limits[1]:
                     break
                 span, bytes_ = self._queue.popleft()
