@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 _call: Final[ContextVar["Call | None"]] = ContextVar("otel_rollout_call", default=None)
 
 
-def current_call() -> "Call | None":
-    """The op that the calling code runs in, or ``None``."""
-    return _call.get()
-
-
 class Call:
     """One call of an op: what a recorder reads from and writes to.
 
